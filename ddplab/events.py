@@ -1,0 +1,153 @@
+"""What a rank can tell: a few frozen dataclasses, and how they travel through a socket.
+
+Every event has ``rank`` and ``time_s``: seconds since the launch, on a clock that all processes of
+one machine share, so that events of different ranks can be put in order.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "Began", "Decoder", "Event", "Exited", "Failed", "Line", "Located", "Metric", "Omitted", "Result",
+    "Started", "Stopped", "Where", "encode",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in, or to, one rank."""
+
+    rank: int
+    time_s: float
+
+
+@dataclass(frozen=True)
+class Where:
+    """A place in a rank's code.
+
+    ``place`` is a cell or a file in the learner's words (``cell In[7]``), ``line`` counts from 1,
+    ``source`` is that line's text, ``call`` the call into torch that it made, or "".
+    """
+
+    place: str
+    line: int
+    function: str
+    source: str = ""
+    call: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.place}, line {self.line}"
+
+
+@dataclass(frozen=True)
+class Started(Event):
+    """The process of the rank is up and has received its work."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Began(Event):
+    """The process group stands (if one was asked for) and the function is called now."""
+
+
+@dataclass(frozen=True)
+class Line(Event):
+    """A line that the rank, or a process that it started, wrote; ``stream`` is "stdout" or "stderr"."""
+
+    stream: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Omitted(Event):
+    """``num_lines`` lines that stood here are not kept, because the rank printed too many."""
+
+    stream: str
+    num_lines: int
+
+
+@dataclass(frozen=True)
+class Metric(Event):
+    """A number that the rank gave to ``log()``; ``step`` may be None."""
+
+    step: int | None
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Result(Event):
+    """The function returned ``value``."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Failed(Event):
+    """The rank raised. ``during`` is "init", "function" or "result"; ``traceback`` is text."""
+
+    type: str
+    message: str
+    traceback: str
+    where: Where | None
+    during: str = "function"
+
+
+@dataclass(frozen=True)
+class Located(Event):
+    """Where the rank was when the launcher asked; ``where`` is None if it did not answer."""
+
+    where: Where | None
+
+
+@dataclass(frozen=True)
+class Stopped(Event):
+    """The launcher ended the rank; ``reason`` is "failure", "timeout" or "interrupt"."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Exited(Event):
+    """The process of the rank is gone; ``exitcode`` is negative for a signal."""
+
+    exitcode: int
+
+
+_LENGTH = struct.Struct("!Q")
+
+
+def encode(message: Any) -> bytes:
+    """The bytes of one message: its pickle, behind eight bytes that give the pickle's length."""
+    body = pickle.dumps(message, protocol=5)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Decoder:
+    """Puts messages together again from the chunks that a socket gives.
+
+    >>> decoder, data = Decoder(), encode("a") + encode("b")
+    >>> [decoder.feed(data[:5]), decoder.feed(data[5:])]
+    [[], ['a', 'b']]
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, chunk: bytes) -> list[Any]:
+        """The messages that ``chunk`` completes."""
+        self._buffer += chunk
+        messages = []
+        while len(self._buffer) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
+            if len(self._buffer) < end:
+                break
+            with memoryview(self._buffer) as whole, whole[_LENGTH.size : end] as body:
+                messages.append(pickle.loads(body))
+            del self._buffer[:end]
+        return messages

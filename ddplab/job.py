@@ -1,0 +1,274 @@
+"""Moves events; owns time-outs, interrupts and the end of a run. A thread of the notebook's process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ddplab import events as ev
+from ddplab import processes, rendezvous, shipping, worker
+from ddplab.capture import LineBuffer, Transcript
+from ddplab.run import Run, Spec
+
+__all__ = ["Job"]
+
+START_LIMIT_S = 120.0  # for all ranks to import torch and report, on a slow machine
+GRACE_S = 1.0  # for the peers of a rank that failed to say what they saw
+EXIT_GRACE_S = 5.0  # for ranks that have returned to close their process group
+ANSWER_S = 0.5  # for a rank to say where it is
+CHUNK_BYTES = 1 << 18
+MAX_LEFT_BYTES = 1 << 20  # what a pipe can still hold when its writer is gone
+
+
+class _Rank:
+    """What the job knows of one rank."""
+
+    def __init__(self, process: processes.RankProcess, order: bytes) -> None:
+        self.process = process
+        self.decoder = ev.Decoder()
+        self.lines = {"stdout": LineBuffer(), "stderr": LineBuffer()}
+        self.unsent = memoryview(order)
+        self.started = self.returned = self.failed = self.broken = self.gone = self.located = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is known how the rank's function ended."""
+        return self.returned or self.failed or self.gone
+
+
+class Job:
+    """Starts the ranks, collects what they tell, and ends them; all of it in ``thread``."""
+
+    def __init__(self, spec: Spec, order: worker.Order) -> None:
+        self.thread = threading.Thread(target=self._live, name="ddplab-job", daemon=True)
+        self.error: Exception | None = None
+        self._spec = spec
+        self._order = order
+        self._ranks: list[_Rank] = []
+        self._transcript = Transcript()
+        self._batch: list[ev.Event] = []
+        # Bounded: when the screen is slow, the pipes fill and the ranks wait; memory does not grow.
+        self._queue: queue.Queue[list[ev.Event] | None] = queue.Queue(maxsize=64)
+        self._abandoned = False
+        self._wake, self._woken = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._elapsed_s = 0.0
+
+    # For the thread that launched ---------------------------------------------------------------------
+
+    def told(self) -> Iterator[list[ev.Event]]:
+        """Events in batches until the job has ended; an empty batch when nothing came for a while."""
+        while True:
+            try:
+                events = self._queue.get(timeout=0.1)
+            except queue.Empty:
+                events = []
+            if events is None:
+                return
+            yield events
+
+    def abandon(self) -> None:
+        """Nobody listens any more: end all ranks. From any thread, any number of times."""
+        self._abandoned = True
+        with contextlib.suppress(OSError):
+            self._wake.send(b"x")
+
+    def finished_run(self) -> Run:
+        """The run, once the job has ended."""
+        return Run(self._spec, self._transcript.events(), self._elapsed_s)
+
+    # The job ------------------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        """From the first rank to the last."""
+        try:
+            store = rendezvous.open_store()
+            self._start(dataclasses.replace(self._order, port=store.port))
+            self._stop(self._serve())
+            self._until(lambda: self._every("gone"), EXIT_GRACE_S)
+        except Exception as error:
+            self.error = error
+        finally:
+            self._end()
+            self._elapsed_s = self._now_s()
+            self._put(None)
+
+    def _start(self, order: worker.Order) -> None:
+        data = ev.encode(order)
+        self._selector.register(self._woken, selectors.EVENT_READ, lambda mask: self._woken.recv(64))
+        for number in range(self._spec.world_size):
+            if self._abandoned:
+                return
+            rank = _Rank(processes.RankProcess(number, self._spec.start_method, worker.main), data)
+            self._ranks.append(rank)
+            self._listen(rank)
+
+    def _serve(self) -> str:
+        """Wait for the ranks. Gives the reason to stop those that still run."""
+        if not self._until(lambda: self._every("started") or self._any("broken"), START_LIMIT_S):
+            return "start"
+        if not self._until(lambda: self._every("settled") or self._any("broken"), self._spec.timeout_s):
+            return "timeout"
+        self._until(lambda: self._every("settled"), GRACE_S)
+        return "failure"
+
+    def _stop(self, reason: str) -> None:
+        """Ask the ranks that still run where they are, then end them."""
+        running = [rank for rank in self._ranks if not rank.settled]
+        for rank in running:
+            with contextlib.suppress(OSError):
+                rank.process.link.send(b"?")
+        self._until(lambda: all(rank.located or rank.settled for rank in running), ANSWER_S, heed_interrupt=False)
+        for rank in running:
+            if not rank.settled:
+                self._tell(ev.Stopped(rank.process.rank, self._now_s(), "interrupt" if self._abandoned else reason))
+                rank.process.kill()
+
+    def _end(self) -> None:
+        """Leave nothing: no rank, no child of a rank, no open end."""
+        for rank in self._ranks:
+            if not rank.gone:
+                rank.process.kill()
+                self._gone(rank)
+            rank.process.close()
+        self._flush()
+        self._selector.close()
+        self._wake.close()
+        self._woken.close()
+
+    # Waiting ------------------------------------------------------------------------------------------
+
+    def _every(self, state: str) -> bool:
+        return all(getattr(rank, state) for rank in self._ranks)
+
+    def _any(self, state: str) -> bool:
+        return any(getattr(rank, state) for rank in self._ranks)
+
+    def _until(self, done: Callable[[], bool], limit_s: float, heed_interrupt: bool = True) -> bool:
+        """Take in what the ranks tell until ``done``, for at most ``limit_s`` seconds; say whether it was."""
+        deadline = time.monotonic() + limit_s
+        while not done():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or (heed_interrupt and self._abandoned):
+                return False
+            for key, mask in self._selector.select(left_s):
+                key.data(mask)
+            self._flush()
+        return True
+
+    def _listen(self, rank: _Rank) -> None:
+        """Let the selector call the right method for whatever this rank does."""
+        process = rank.process
+        both = selectors.EVENT_READ | selectors.EVENT_WRITE
+        process.link.setblocking(False)
+        self._selector.register(process.link, both, lambda mask: self._talk(rank, mask))
+        for name in ("stdout", "stderr"):
+            pipe = getattr(process, name)
+            os.set_blocking(pipe.fileno(), False)
+            self._selector.register(pipe, selectors.EVENT_READ, lambda mask, name=name: self._read(rank, name))
+        self._selector.register(process.sentinel, selectors.EVENT_READ, lambda mask: self._gone(rank))
+
+    def _talk(self, rank: _Rank, mask: int) -> None:
+        """Send more of the order, or take in what the rank tells."""
+        link = rank.process.link
+        try:
+            if mask & selectors.EVENT_WRITE:
+                rank.unsent = rank.unsent[link.send(rank.unsent[:CHUNK_BYTES]) :]
+                if not rank.unsent:
+                    self._selector.modify(link, selectors.EVENT_READ, self._selector.get_key(link).data)
+            if mask & selectors.EVENT_READ and not self._hear(rank):
+                self._selector.unregister(link)
+        except BlockingIOError:
+            pass
+        except OSError:  # the rank is gone; its sentinel tells
+            self._selector.unregister(link)
+
+    def _hear(self, rank: _Rank) -> bool:
+        """Take in a piece of what the rank tells; say whether there may be more."""
+        chunk = rank.process.link.recv(1 << 20)
+        for event in rank.decoder.feed(chunk):
+            self._note(rank, event)
+        return bool(chunk)
+
+    def _read(self, rank: _Rank, name: str) -> bool:
+        """Take in a piece of what the rank wrote; say whether there may be more."""
+        pipe = getattr(rank.process, name)
+        data = os.read(pipe.fileno(), CHUNK_BYTES)
+        self._write_down(rank, name, rank.lines[name].feed(data) if data else rank.lines[name].finish())
+        if not data:
+            self._selector.unregister(pipe)
+        return bool(data)
+
+    def _write_down(self, rank: _Rank, name: str, lines: list[str]) -> None:
+        now_s = self._now_s()
+        self._batch += [ev.Line(rank.process.rank, now_s, name, text) for text in lines]
+
+    # What happens to a rank ---------------------------------------------------------------------------
+
+    def _note(self, rank: _Rank, event: Any) -> None:
+        """Keep an event and what it says of the rank's state."""
+        if isinstance(event, ev.Result):
+            event = _unpacked(event)
+        rank.started |= isinstance(event, ev.Started)
+        rank.returned |= isinstance(event, ev.Result)
+        rank.located |= isinstance(event, ev.Located)
+        if isinstance(event, ev.Failed):
+            rank.failed = True
+            # A value that cannot travel is no reason to stop the others: the function itself has ended well.
+            rank.broken = event.during != "result"
+        self._tell(event)
+
+    def _gone(self, rank: _Rank) -> None:
+        """The process has ended: end what it left, take in its last words, and note how it ended."""
+        process = rank.process
+        process.kill()
+        exitcode = process.join()
+        for take in (lambda: self._hear(rank), lambda: self._read(rank, "stdout"), lambda: self._read(rank, "stderr")):
+            with contextlib.suppress(OSError, KeyError):
+                for _ in range(MAX_LEFT_BYTES // CHUNK_BYTES + 1):
+                    if not take():
+                        break
+        for name, lines in rank.lines.items():
+            self._write_down(rank, name, lines.finish())
+        for source in (process.link, process.stdout, process.stderr, process.sentinel):
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(source)
+        self._tell(ev.Exited(process.rank, self._now_s(), exitcode))
+        rank.gone = True
+        rank.broken |= not (rank.returned or rank.failed)
+
+    def _tell(self, event: ev.Event) -> None:
+        self._batch.append(event)
+
+    def _flush(self) -> None:
+        """Hand over what has come since the last time."""
+        if self._batch:
+            self._transcript.add(self._batch)
+            self._put(self._batch)
+            self._batch = []
+
+    def _put(self, events: list[ev.Event] | None) -> None:
+        while not self._abandoned:
+            with contextlib.suppress(queue.Full):
+                self._queue.put(events, timeout=0.1)
+                return
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._order.launched_s
+
+
+def _unpacked(event: ev.Result) -> ev.Event:
+    """The event with its value; or why the value, which left its rank, could not be made again here."""
+    try:
+        return dataclasses.replace(event, value=shipping.unpack_result(event.value))
+    except Exception as error:
+        text = f"the value was sent, but could not be made again in the notebook: {type(error).__name__}: {error}"
+        return ev.Failed(event.rank, event.time_s, "ShippingError", text, text, None, "result")

@@ -1,0 +1,225 @@
+"""``launch``: a function on fresh ranks, from the check of its arguments to the finished run.
+
+Runs in the notebook's process. The thread that called ``launch`` only shows events; the thread of the
+job (``job.py``) does the rest. An interrupt of the cell reaches the first alone, so it cannot leave a
+half-started or half-stopped job behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ddplab import machine, shipping, worker
+from ddplab import view as views
+from ddplab.errors import LaunchError
+from ddplab.job import Job
+from ddplab.run import Run, Spec
+
+__all__ = ["launch"]
+
+MAX_TIMEOUT_S = 7 * 24 * 3600.0
+
+
+def launch(
+    fn: Callable[..., Any],
+    *args: Any,
+    world_size: int = 2,
+    backend: str | None = "auto",
+    timeout_s: float = 60.0,
+    start_method: str = "auto",
+    env: Mapping[str, str | None] | None = None,
+    seed: int | None = 0,
+    threads: int | None = None,
+    allow_failure: bool = False,
+    view: str = "auto",
+) -> Run:
+    """Run ``fn(*args)`` in ``world_size`` fresh processes, the ranks, and give all that they told.
+
+    ``fn`` may be any function of a notebook or a module. It gets no hidden arguments: inside it,
+    ``dist.get_rank()`` and the environment variables of torchrun tell which rank it is.
+
+    backend: "gloo", "nccl", "auto" (nccl where there is one CUDA device per rank, else gloo), or None:
+        ``fn`` calls ``init_process_group`` itself.
+    timeout_s: seconds, counted from when all ranks are up, after which they are stopped.
+    start_method: "spawn", "forkserver" or "auto" (``DDPLAB_START_METHOD``, else the forkserver on Linux).
+    env: environment variables for the ranks; a value of None removes one. Variables that libraries
+        read when they are loaded (``OMP_NUM_THREADS``) come too late with the forkserver: use ``threads``.
+    seed: given to torch, random and numpy on every rank alike; None seeds nothing.
+    threads: threads of torch per rank; None shares the cores out.
+    allow_failure: give back a failed run to be studied, in place of raising.
+    view: "live", "static" (once, at the end, by rank), "quiet", or "auto".
+
+    Raises ``ValueError`` or ``TypeError`` (``ShippingError`` for what cannot travel) before anything is
+    started, ``RankFailedError`` if a rank fails, ``RankTimeoutError`` if time runs out, and
+    ``KeyboardInterrupt`` if the cell is interrupted. In all cases no rank is left.
+
+    >>> def double(x):
+    ...     import torch.distributed as dist
+    ...     return x * 2, dist.get_rank()
+    >>> launch(double, 21, world_size=2, backend="gloo").results
+    [(42, 0), (42, 1)]
+    """
+    _check_caller()
+    _check_call(fn, args)
+    world_size = _check_world_size(world_size)
+    backend, why = machine.choose_backend(backend, world_size)
+    spec = Spec(
+        name=getattr(fn, "__name__", None) or type(fn).__name__,
+        world_size=world_size,
+        backend=backend,
+        backend_why=why,
+        start_method=machine.choose_start_method(start_method),
+        timeout_s=_check_seconds(timeout_s),
+        seed=_check_whole("seed", seed, 0),
+        threads=_check_whole("threads", threads, 1) or max(1, machine.num_cores() // world_size),
+    )
+    screen = views.choose(view, spec)
+    order = worker.Order(
+        packed=shipping.pack(fn, args),
+        world_size=world_size,
+        backend=backend,
+        env=_check_env(env),
+        folder=os.getcwd(),
+        path=[entry or os.getcwd() for entry in sys.path],
+        seed=spec.seed,
+        threads=spec.threads,
+        launched_s=time.monotonic(),
+    )
+    run = _watch(Job(spec, order), screen)
+    if not allow_failure:
+        run.check()
+    return run
+
+
+def _watch(job: Job, screen: views.View) -> Run:
+    """Show what the job tells until it ends. An interrupt ends it, and is passed on afterwards."""
+    interrupted = False
+    try:
+        job.thread.start()
+        for events in job.told():
+            screen.show(events)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        job.abandon()  # does nothing to a job that has ended
+        interrupted |= _wait_out(job.thread)
+    run = job.finished_run()
+    with contextlib.suppress(KeyboardInterrupt):
+        screen.finish(run)
+    if interrupted:
+        raise KeyboardInterrupt
+    if job.error is not None:
+        raise LaunchError(f"the ranks could not be started: {job.error}") from job.error
+    return run
+
+
+def _wait_out(thread: threading.Thread) -> bool:
+    """Wait for ``thread`` to end, however often the cell is interrupted; say whether it was."""
+    interrupted = False
+    while thread.is_alive():
+        try:
+            thread.join()
+        except KeyboardInterrupt:
+            interrupted = True
+    return interrupted
+
+
+# What the caller gave ---------------------------------------------------------------------------------
+
+
+def _check_caller() -> None:
+    if worker.current is not None:
+        raise ValueError(
+            f"launch was called inside rank {worker.current.rank}: ranks cannot launch ranks. "
+            "Call it in a cell, or start a process with torch.multiprocessing."
+        )
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "launch was reached while a rank imports your script, which would start ranks without end. "
+            'Put the call under `if __name__ == "__main__":`.'
+        )
+
+
+def _check_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    if not callable(fn):
+        hint = " Give the function itself, and its arguments after it: launch(train, 0.1)." if fn is None else ""
+        raise TypeError(f"launch needs a function to run, not {_shown(fn)}.{hint}")
+    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
+        raise TypeError(f"{fn.__name__} is a coroutine or generator function: calling it runs nothing. Wrap it.")
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise TypeError(
+            f"{name}{signature} does not fit the arguments {args!r:.200}: {error}.{_rank_hint(name, signature, args)}"
+        ) from None
+
+
+def _rank_hint(name: str, signature: inspect.Signature, args: tuple[Any, ...]) -> str:
+    """How to get the rank, for a function that expects it as ``torch.multiprocessing.spawn`` gives it."""
+    try:
+        signature.bind(0, *args)
+    except TypeError:
+        return " Arguments for the function follow it: launch(fn, arg, world_size=2)."
+    first = next(iter(signature.parameters))
+    return (
+        f" launch passes no rank, unlike torch.multiprocessing.spawn. Drop {first!r} and ask inside: "
+        f'{first} = dist.get_rank(), or int(os.environ["RANK"]) before there is a process group. '
+        f'To keep {name} as it is: launch(lambda: {name}(int(os.environ["RANK"]), ...)).'
+    )
+
+
+def _check_world_size(world_size: Any) -> int:
+    limit = machine.max_world_size()
+    if isinstance(world_size, bool) or not isinstance(world_size, int):
+        raise TypeError(f"world_size is the number of ranks, a whole number, not {_shown(world_size)}")
+    if not 1 <= world_size <= limit:
+        raise ValueError(f"world_size={world_size} is not between 1 and {limit}, what one machine can start")
+    return world_size
+
+
+def _check_seconds(timeout_s: Any) -> float:
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
+        raise TypeError(f"timeout_s is a number of seconds, not {_shown(timeout_s)}")
+    if not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise ValueError(f"timeout_s={timeout_s} is not between 0 and {MAX_TIMEOUT_S:.0f} seconds")
+    return float(timeout_s)
+
+
+def _check_whole(name: str, value: Any, least: int) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is a whole number or None, not {_shown(value)}")
+    if not least <= value < 2**63:
+        raise ValueError(f"{name}={value} is not {least} or more")
+    return value
+
+
+def _check_env(env: Any) -> dict[str, str | None]:
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
+        raise TypeError(f'env is a dictionary such as {{"NCCL_DEBUG": "INFO"}}, not {_shown(env)}')
+    for name, value in env.items():
+        if not isinstance(name, str) or not isinstance(value, str | None):
+            raise TypeError(f"env[{name!r}] is {_shown(value)}: names and values of variables are text, or None")
+        if not name or "=" in name or "\0" in name + (value or ""):
+            raise ValueError(f"env[{name!r}]={value!r} cannot be an environment variable")
+    return dict(env)
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.80} ({type(value).__name__})"

@@ -1,0 +1,163 @@
+"""Start ranks with ``torch.multiprocessing``, stop them, and leave none behind.
+
+Two ways to start: ``torch.multiprocessing.spawn`` runs a new Python for each rank, which imports
+torch again (seconds). Its sibling ``start_processes(start_method="forkserver")`` asks a server that
+has imported everything once to fork (milliseconds). Either way a rank is a fresh process, and the
+notebook's kernel itself is never forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.forkserver as forkserver
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+__all__ = ["RankProcess", "lead_group", "warm"]
+
+PRELOAD = ["ddplab.preload"]
+POSIX = os.name == "posix"
+
+
+def warm(import_torch: bool = False) -> None:
+    """Start the forkserver, so that it imports what a rank needs while the learner reads.
+
+    Returns at once. ``import_torch`` also imports torch in a thread of this process.
+    """
+    forkserver.set_forkserver_preload(PRELOAD)
+    forkserver.ensure_running()
+    if import_torch:
+        threading.Thread(target=__import__, args=("torch.multiprocessing",), name="ddplab-warm", daemon=True).start()
+
+
+class RankProcess:
+    """One rank as the launcher holds it: its process, a socket to talk to it, and the pipes of its output.
+
+    ``link`` carries messages both ways. ``alive`` carries nothing: when the launcher dies, the system
+    closes it, and that ends the rank. ``stdout`` and ``stderr`` are the reading ends of its output.
+    """
+
+    def __init__(self, rank: int, start_method: str, main: Callable[..., None]) -> None:
+        self.rank = rank
+        self.exitcode: int | None = None
+        self.link, link = socket.socketpair()
+        self.alive, alive = socket.socketpair()
+        self.stdout, stdout = Pipe(duplex=False)
+        self.stderr, stderr = Pipe(duplex=False)
+        self._mine = [self.link, self.alive, self.stdout, self.stderr]
+        try:
+            self._process = _start(start_method, main, (rank, link, alive, stdout, stderr))
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            for end in (link, alive, stdout, stderr):
+                end.close()
+        self.sentinel: int = self._process.sentinel
+
+    def kill(self) -> None:
+        """End the rank and whatever it has started. Harmless when it is gone."""
+        if POSIX and self._process.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(ValueError, ProcessLookupError):
+            self._process.kill()
+
+    def join(self) -> int:
+        """Wait for the process, which has ended or was killed, and give its exit code."""
+        self._process.join(10)
+        exitcode = self._process.exitcode
+        self.exitcode = 255 if exitcode is None else exitcode
+        return self.exitcode
+
+    def close(self) -> None:
+        """Close the launcher's ends."""
+        for end in self._mine:
+            end.close()
+
+
+def _start(start_method: str, main: Callable[..., None], args: tuple[Any, ...]) -> BaseProcess:
+    """Start one process.
+
+    torch hands all processes of one call the same arguments, but no rank may hold the pipes of
+    another: their ends would never be seen closed. So there is one call for each rank.
+    """
+    import torch.multiprocessing as mp
+
+    if start_method == "spawn":
+        context = mp.spawn(main, args, nprocs=1, join=False)
+    else:
+        warm()
+        context = mp.start_processes(main, args, nprocs=1, join=False, start_method=start_method)
+    process: BaseProcess = context.processes[0]
+    return process
+
+
+# In the rank ------------------------------------------------------------------------------------------
+
+
+def lead_group(alive: socket.socket) -> None:
+    """Make this process the leader of a group of its own, which ends when the other end of ``alive`` closes.
+
+    A group of its own keeps Jupyter's interrupts, which go to the kernel's group, away from the rank;
+    and one signal reaches the rank with all that it has started. On Linux the kernel of the system
+    itself sends that signal, so it also reaches a rank that is stopped or never lets go of the GIL.
+    """
+    if not POSIX:
+        return
+    os.setsid()
+    if sys.platform == "linux":
+        import fcntl
+
+        flags = fcntl.fcntl(alive, fcntl.F_GETFL)
+        fcntl.fcntl(alive, fcntl.F_SETOWN, -os.getpid())
+        fcntl.fcntl(alive, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(alive, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+
+def end_group() -> None:
+    """End this rank and all that it has started, at once."""
+    if POSIX and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def use_own_children() -> None:
+    """Let children of this rank belong to it, started as they would be in a plain Python process.
+
+    A rank inherits its own start method as the default for its children, and the launcher's
+    forkserver, whose children would outlive the rank.
+    """
+    if sys.platform == "linux":
+        multiprocessing.set_start_method("fork", force=True)
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server._forkserver_address = server._forkserver_pid = None
+    forkserver.set_forkserver_preload(["torch", "ddplab.shipping"])
+
+
+def redirect(stdout: Connection, stderr: Connection) -> None:
+    """Send descriptors 1 and 2 of this process, and so of all that it starts, into the pipes.
+
+    Python's streams are opened unbuffered: what was printed before a crash is out.
+    """
+    for number, pipe, name in ((1, stdout, "stdout"), (2, stderr, "stderr")):
+        os.dup2(pipe.fileno(), number)
+        pipe.close()
+        raw = open(number, "wb", buffering=0, closefd=False)
+        stream = _unbuffered(raw)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _unbuffered(raw: Any) -> Any:
+    import io
+
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)

@@ -1,0 +1,348 @@
+"""A finished launch as a value: results, output, failures and metrics; save and load."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddplab import events as ev
+from ddplab.errors import RankFailedError, RankTimeoutError
+
+__all__ = ["Failure", "MetricRow", "Run", "Spec"]
+
+# What a rank says when the process at the other end of a connection is gone: not a cause but an echo.
+_ECHOES = (
+    "connection closed by peer", "connection reset by peer", "connection was closed by remote peer", "broken pipe",
+    "socket closed", "application timeout caused pair closure", "monitoredbarrier", "timed out waiting",
+    "connection refused", "communicator was aborted", "remote process exited", "rpcerr:", "failed to recv", "eof:",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What was asked for: the function's name and the options as they were decided."""
+
+    name: str
+    world_size: int
+    backend: str | None
+    backend_why: str
+    start_method: str
+    timeout_s: float
+    seed: int | None
+    threads: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank failed.
+
+    ``type`` is the class of the exception, or what ended the process ("SIGKILL", "exit code 3"), or
+    "Stopped". ``role`` is "root" (failed by itself), "echo" (failed because another rank was gone) or
+    "stopped" (ended by the launcher). ``where`` is the learner's line, if it is known; ``exitcode`` and
+    ``signal`` are None while unknown or not applicable. ``time_s`` counts from the launch.
+    """
+
+    rank: int
+    role: str
+    type: str
+    message: str
+    traceback: str
+    where: ev.Where | None
+    time_s: float
+    exitcode: int | None
+    signal: str | None
+
+    def __str__(self) -> str:
+        place = f" in {self.where}" if self.where else ""
+        return f"{self.type}{place}" + (f": {self.message}" if self.message else "")
+
+
+class MetricRow(NamedTuple):
+    """One number from ``log()``; ``time_s`` counts from the launch."""
+
+    rank: int
+    step: int | None
+    time_s: float
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """All that the ranks of one launch told, in the order in which it arrived.
+
+    >>> spec = Spec("f", 1, "gloo", "gloo was asked for", "spawn", 60.0, 0, 1)
+    >>> run = Run(spec, (ev.Line(0, 0.1, "stdout", "hi"), ev.Result(0, 0.2, 42)), 0.3)
+    >>> run, run.results, run.output()
+    (Run(f, world_size=1, backend='gloo', ok), [42], 'rank 0 | hi')
+    """
+
+    spec: Spec
+    events: tuple[ev.Event, ...]
+    elapsed_s: float
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.spec.world_size
+
+    @property
+    def backend(self) -> str | None:
+        """The backend of the process group that ddplab made, or None."""
+        return self.spec.backend
+
+    @property
+    def start_method(self) -> str:
+        """How the ranks were started: "forkserver" or "spawn"."""
+        return self.spec.start_method
+
+    @property
+    def ok(self) -> bool:
+        """Whether every rank returned a value."""
+        return len(self.returned) == self.world_size and not self.failures
+
+    @cached_property
+    def returned(self) -> Mapping[int, Any]:
+        """The value of each rank that returned one, by rank; also when other ranks failed."""
+        values = {e.rank: e.value for e in self._all(ev.Result)}
+        return types.MappingProxyType(dict(sorted(values.items())))
+
+    @property
+    def results(self) -> list[Any]:
+        """The values that the function returned, in rank order.
+
+        Raises :class:`RankFailedError` if a rank failed; ``run.returned`` has what the others returned.
+        """
+        self.check()
+        return list(self.returned.values())
+
+    @cached_property
+    def failures(self) -> tuple[Failure, ...]:
+        """How ranks failed, root causes first, each kind by time. Empty if all is well."""
+        found = [f for rank in range(self.world_size) if (f := self._failure(rank))]
+        roots = any(f.role == "root" for f in found)
+        if not roots:  # an echo of nothing is a cause: its peer left early, with success
+            found = [dataclasses.replace(f, role="root") if f.role == "echo" else f for f in found]
+        order = {"root": 0, "echo": 1, "stopped": 2}
+        by_time = sorted(found, key=lambda f: (order[f.role], f.time_s))
+        # Ranks that failed alike did so at the same moment: which was quicker says nothing.
+        first = {}
+        for f in by_time:
+            first.setdefault(_alike(f), f.time_s)
+        return tuple(sorted(by_time, key=lambda f: (order[f.role], first[_alike(f)], f.rank)))
+
+    def _failure(self, rank: int) -> Failure | None:
+        told = next((e for e in self._all(ev.Failed) if e.rank == rank), None)
+        exited = next((e for e in self._all(ev.Exited) if e.rank == rank), None)
+        stopped = next((e for e in self._all(ev.Stopped) if e.rank == rank), None)
+        exitcode = exited.exitcode if exited and not stopped else None
+        name = _signal_name(exitcode)
+        if told:
+            echo = any(sign in f"{told.message}\n{told.traceback}".lower() for sign in _ECHOES)
+            role = "echo" if echo else "root"
+            return Failure(rank, role, told.type, told.message, told.traceback, told.where, told.time_s, exitcode, name)
+        if rank in self.returned:
+            return None
+        if stopped:
+            where = next((e.where for e in self._all(ev.Located) if e.rank == rank), None)
+            text = {"timeout": f"still running after {self.spec.timeout_s:g} s", "interrupt": "interrupted"}
+            message = text.get(stopped.reason, "stopped after another rank failed")
+            return Failure(rank, "stopped", "Stopped", message, "", where, stopped.time_s, None, None)
+        if exited:
+            kind = name or f"exit code {exited.exitcode}"
+            message = "the process ended without a Python exception"
+            return Failure(rank, "root", kind, message, "", None, exited.time_s, exitcode, name)
+        return None
+
+    def check(self) -> None:
+        """Raise :class:`RankFailedError` if a rank failed, or its kind :class:`RankTimeoutError` if time ran out."""
+        if self.failures:
+            late = any(e.reason == "timeout" for e in self._all(ev.Stopped))
+            only_late = late and self.failures[0].role == "stopped"
+            raise (RankTimeoutError if only_late else RankFailedError)(self.verdict(), self, self.report())
+
+    def verdict(self) -> str:
+        """What went wrong, in a sentence or two; the same each time the same thing happens."""
+        first = self.failures[0]
+        if first.role == "stopped":
+            return f"{_ranks(f.rank for f in self.failures)} of {self.world_size}: {first.message}"
+        alike = [f.rank for f in self.failures if f.role == "root" and _alike(f) == _alike(first)]
+        others = len(self.failures) > len(alike)
+        return f"{_ranks(alike)} of {self.world_size} failed{' first' * others}: {first}"
+
+    def report(self) -> str:
+        """The traceback of the root cause and a line for every other rank that failed or was stopped."""
+        if not self.failures:
+            return ""
+        first, lines = self.failures[0], []
+        if first.traceback:
+            lines += [f"traceback of rank {first.rank}:", *(f"  {line}" for line in first.traceback.splitlines())]
+        elif first.role == "root":
+            last = self.output(first.rank).splitlines()[-5:]
+            lines += [f"rank {first.rank} said last:", *(f"  {line}" for line in last)] if last else []
+        skipped = first.rank if first.role == "root" else None
+        for rank_failure in sorted(self.failures, key=lambda f: f.rank):
+            if rank_failure.rank != skipped:
+                lines.append(_one_line(rank_failure))
+        return "\n".join(lines)
+
+    def lines(self, rank: int | None = None, stream: str | None = None) -> Iterator[ev.Line | ev.Omitted]:
+        """The lines of each rank in turn: first its stdout, then its stderr, each in the order of writing."""
+        kept = [e for e in self.events if isinstance(e, ev.Line | ev.Omitted)]
+        kept = [e for e in kept if rank in (None, e.rank) and stream in (None, e.stream)]
+        return iter(sorted(kept, key=lambda e: (e.rank, e.stream == "stderr")))
+
+    def output(self, rank: int | None = None, stream: str | None = None) -> str:
+        """What the ranks printed, as text.
+
+        All ranks: grouped by rank, each line behind ``rank 0 |`` (``rank 0 !`` for stderr).
+        One ``rank``: its lines as they were. ``stream`` is "stdout", "stderr" or None for both.
+        """
+        if rank is not None:
+            return "\n".join(_text(line) for line in self.lines(rank, stream))
+        return "\n".join(prefixed(line, self.world_size) for line in self.lines(None, stream))
+
+    @cached_property
+    def metrics(self) -> tuple[MetricRow, ...]:
+        """The numbers from ``log()``, by rank and time."""
+        rows = (MetricRow(e.rank, e.step, e.time_s, e.name, e.value) for e in self._all(ev.Metric))
+        return tuple(sorted(rows, key=lambda row: (row.rank, row.time_s)))
+
+    def _all(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def __repr__(self) -> str:
+        state = "ok" if self.ok else self.verdict() if self.failures else "unfinished"
+        return f"Run({self.spec.name}, world_size={self.world_size}, backend={self.backend!r}, {state})"
+
+    def _repr_html_(self) -> str:
+        from ddplab import tables
+
+        return tables.to_html(tables.summary(self), caption=repr(self))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the run as JSON lines. What JSON cannot hold is kept as its text (:class:`Text`)."""
+        head = {"ddplab_run": 1, "elapsed_s": self.elapsed_s, **dataclasses.asdict(self.spec)}
+        with open(path, "w", encoding="utf-8") as file:
+            for record in [head, *map(_to_record, self.events)]:
+                file.write(json.dumps(record) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Run:
+        """Read a run that was saved. Raises ``ValueError`` for a file that is none."""
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        try:
+            head, *records = map(json.loads, lines)
+            if head.pop("ddplab_run") != 1:
+                raise ValueError("written by a newer ddplab")
+            elapsed_s = head.pop("elapsed_s")
+            return cls(Spec(**head), tuple(map(_from_record, records)), elapsed_s)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not a run that ddplab saved: {error}") from error
+
+
+class Text(str):
+    """The text of a value that JSON cannot hold, in a run that was loaded; shown as it was.
+
+    >>> Text("tensor([1.])")
+    tensor([1.])
+    """
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _to_record(event: ev.Event) -> dict[str, Any]:
+    record = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    if isinstance(event, ev.Result):
+        record["value"] = _to_json(event.value)
+    if isinstance(record.get("where"), ev.Where):
+        record["where"] = dataclasses.asdict(record["where"])
+    return {"event": type(event).__name__, **record}
+
+
+def _from_record(record: dict[str, Any]) -> ev.Event:
+    kind = getattr(ev, record.pop("event"))
+    if record.get("where"):
+        record["where"] = ev.Where(**record["where"])
+    if kind is ev.Result:
+        record["value"] = _from_json(record["value"])
+    event: ev.Event = kind(**record)
+    return event
+
+
+def _to_json(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is list:
+        return [_to_json(item) for item in value]
+    if type(value) is tuple:
+        return {"$tuple": [_to_json(item) for item in value]}
+    if type(value) is dict:
+        return {"$dict": [[_to_json(key), _to_json(item)] for key, item in value.items()]}
+    return {"$text": repr(value), "type": type(value).__qualname__}
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from_json(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$tuple" in value:
+        return tuple(_from_json(item) for item in value["$tuple"])
+    if "$dict" in value:
+        return {_from_json(key): _from_json(item) for key, item in value["$dict"]}
+    return Text(value["$text"])
+
+
+def prefixed(line: ev.Line | ev.Omitted, world_size: int) -> str:
+    """A line of a rank as it is shown among those of others.
+
+    >>> prefixed(ev.Line(3, 0.0, "stderr", "careful"), 16)
+    'rank  3 ! careful'
+    """
+    mark = "!" if line.stream == "stderr" else "|"
+    return f"rank {line.rank:>{len(str(world_size - 1))}} {mark} {_text(line)}".rstrip()
+
+
+def _text(line: ev.Line | ev.Omitted) -> str:
+    return line.text if isinstance(line, ev.Line) else f"... {line.num_lines} lines left out ..."
+
+
+def _signal_name(exitcode: int | None) -> str | None:
+    if exitcode is None or exitcode >= 0:
+        return None
+    try:
+        return signal.Signals(-exitcode).name
+    except ValueError:
+        return f"signal {-exitcode}"
+
+
+def _alike(failure: Failure) -> tuple[str, str, str]:
+    return failure.role, failure.type, str(failure.where)
+
+
+def _one_line(failure: Failure) -> str:
+    if failure.role == "stopped":
+        at = f"{failure.where} `{failure.where.source}`" if failure.where else "(it did not answer)"
+        call = f", in torch's {failure.where.call}" if failure.where and failure.where.call else ""
+        return f"rank {failure.rank} was stopped at {at}{call}"
+    summary = str(failure).splitlines()[0]
+    echo = " (an echo: its peer was gone)" if failure.role == "echo" else ""
+    return f"rank {failure.rank} failed too: {summary}{echo}"
+
+
+def _ranks(ranks: Any) -> str:
+    """ "rank 1", "ranks 0, 1, 2" for up to six, "ranks 0, 1, 2 and 13 more" beyond."""
+    known = sorted(ranks)
+    shown = known if len(known) <= 6 else known[:3]
+    more = f" and {len(known) - 3} more" if len(known) > 6 else ""
+    return f"rank{'s' * (len(known) > 1)} {', '.join(map(str, shown))}{more}"

@@ -1,0 +1,191 @@
+"""The life of one rank, read from top to bottom like a story. Runs in the rank's own process."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.util
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from socket import socket
+from typing import Any
+
+from ddplab import places, processes, rendezvous, shipping
+from ddplab.errors import ShippingError
+from ddplab.events import Began, Decoder, Event, Failed, Located, Metric, Result, Started, encode
+
+__all__ = ["Order", "log", "main"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the launcher asks of a rank. ``packed`` is the function and its arguments."""
+
+    packed: bytes = field(repr=False)
+    world_size: int
+    backend: str | None
+    env: dict[str, str | None]
+    folder: str
+    path: list[str]
+    seed: int | None
+    threads: int
+    launched_s: float
+    port: int = 0
+
+
+class Told:
+    """The way to the launcher: events go out, one at a time, from any thread."""
+
+    def __init__(self, rank: int, link: socket, launched_s: float) -> None:
+        self.rank = rank
+        self._link = link
+        self._launched_s = launched_s
+        self._lock = threading.Lock()
+        self.pid = os.getpid()
+
+    def tell(self, kind: Callable[..., Event], *args: Any) -> None:
+        """Send one event, dated now."""
+        frame = encode(kind(self.rank, time.monotonic() - self._launched_s, *args))
+        # A launcher that is gone ends this process anyway.
+        with self._lock, contextlib.suppress(OSError):
+            self._link.sendall(frame)
+
+
+current: Told | None = None
+
+
+def main(_index: int, rank: int, link: socket, alive: socket, stdout: Connection, stderr: Connection) -> None:
+    """Be rank ``rank`` from the first line to the last."""
+    global current
+    processes.lead_group(alive)
+    processes.redirect(stdout, stderr)
+    order = receive(link)
+    current = told = Told(rank, link, order.launched_s)
+    threading.Thread(target=listen, args=(link, told), name="ddplab-listen", daemon=True).start()
+    told.tell(Started, os.getpid())
+
+    during = "init"
+    try:
+        settle(rank, order)
+        fn, args = shipping.unpack(order.packed)
+        join_group(rank, order)
+        told.tell(Began)
+        during = "function"
+        value = fn(*args)
+        during = "result"
+        told.tell(Result, shipping.pack_result(value))
+    except BaseException as error:
+        told.tell(failed, error, during)
+        leave(1)
+    with contextlib.suppress(Exception):  # the result is told: what goes wrong from here does not undo it
+        leave_group()
+    leave(0)
+
+
+def receive(link: socket) -> Order:
+    """The order, which is the first message of the launcher."""
+    decoder = Decoder()
+    while chunk := link.recv(1 << 20):
+        for order in decoder.feed(chunk):
+            assert isinstance(order, Order)
+            return order
+    processes.end_group()
+    raise AssertionError("unreachable")
+
+
+def listen(link: socket, told: Told) -> None:
+    """Answer the launcher, which asks only where the main thread is; end with it."""
+    while link.recv(1):
+        told.tell(Located, places.locate(sys._current_frames().get(threading.main_thread().ident or 0)))
+    processes.end_group()
+
+
+def settle(rank: int, order: Order) -> None:
+    """Make this process look like the launcher's, with the variables of this rank."""
+    os.chdir(order.folder)
+    sys.path[:] = order.path
+    variables = rendezvous.environment(rank, order.world_size, order.port) | order.env
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    processes.use_own_children()
+    shipping.let_workers_ship()
+
+    import torch
+    import torch.distributed as dist
+
+    dist.set_debug_level_from_env()
+    torch.set_num_threads(order.threads)
+    if order.seed is not None:
+        random.seed(order.seed)
+        torch.manual_seed(order.seed)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(order.seed % 2**32)
+    if order.backend == "nccl":
+        torch.cuda.set_device(rank)
+
+
+def join_group(rank: int, order: Order) -> None:
+    """Initialise the process group, unless the function wants to do it itself."""
+    if order.backend is None:
+        return
+    import torch
+    import torch.distributed as dist
+
+    device_id = torch.device("cuda", rank) if order.backend == "nccl" else None
+    dist.init_process_group(order.backend, rank=rank, world_size=order.world_size, device_id=device_id)
+
+
+def leave_group() -> None:
+    """Destroy the process group if there still is one."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def failed(rank: int, time_s: float, error: BaseException, during: str) -> Failed:
+    """The event that tells of ``error``, whatever its ``__str__`` and ``__init__`` do."""
+    try:
+        traceback, where = places.explain_error(error)
+        message = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else str(error)[: places.MAX_TEXT]
+    except Exception as other:
+        traceback, where, message = f"(the traceback cannot be shown: {other!r})", None, ""
+    if isinstance(error, ShippingError):
+        traceback = message
+    kind = type(error)
+    return Failed(rank, time_s, kind.__qualname__, message, traceback, where, during)
+
+
+def leave(exitcode: int) -> None:
+    """Exit without the interpreter's own end, in which Gloo's threads can still abort a good run."""
+    with contextlib.suppress(Exception):
+        multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(exitcode)
+
+
+def log(step: int | None = None, **metrics: Any) -> None:
+    """Tell the notebook numbers of this rank, such as a loss; they become ``run.metrics``.
+
+    ``metrics`` are numbers, or tensors of one element. Outside a launch this does nothing, so the
+    same function runs under torchrun. Raises ``TypeError`` for what is not a number.
+
+    >>> log(step=3, loss=0.25)
+    """
+    for name, value in metrics.items():
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"log({name}=...) takes a number or a tensor of one element: {error}") from None
+        if current is not None and current.pid == os.getpid():
+            current.tell(Metric, step, name, number)
