@@ -146,7 +146,7 @@ def cifar10(
 
     Items have the form of `ShapesDataset`, unless `transform` makes something else of the PIL
     image; `classes` and `targets` (here lists) are there too. `download=True` fetches 170 MB where
-    the data is missing, in the notebook only: in a rank it is a RuntimeError, since every rank would
+    the data is missing, in the notebook only: in a rank it is a RuntimeError, as every rank would
     write the same files. Missing or damaged data without `download` is a FileNotFoundError.
 
     >>> cifar10("no/such/folder")  # doctest: +ELLIPSIS

@@ -13,8 +13,15 @@ __all__ = ["DdplabError", "LaunchError", "RankFailedError", "RankTimeoutError", 
 class DdplabError(Exception):
     """Base of what ddplab raises for things that happened.
 
-    What a caller gave wrongly is a ``ValueError`` or a ``TypeError`` instead.
+    What a caller gave wrongly is a ``ValueError`` or a ``TypeError`` instead. A notebook shows the
+    message alone: the lines of the launcher between the cell and the message tell a learner nothing.
     """
+
+    report = ""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of the traceback."""
+        return [f"{type(self).__name__}: {self}", *self.report.splitlines()]
 
 
 class LaunchError(DdplabError):
@@ -41,10 +48,6 @@ class RankFailedError(DdplabError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self), self.run, self.report)
-
-    def _render_traceback_(self) -> list[str]:
-        """What IPython shows in place of the launcher's own traceback."""
-        return [f"{type(self).__name__}: {self}", *self.report.splitlines()]
 
 
 class RankTimeoutError(RankFailedError, TimeoutError):

@@ -67,6 +67,7 @@ def launch(
     >>> launch(double, 21, world_size=2, backend="gloo").results
     [(42, 0), (42, 1)]
     """
+    __tracebackhide__ = True  # IPython shows the learner's call and the message, not the lines between
     _check_caller()
     _check_call(fn, args)
     world_size = _check_world_size(world_size)
@@ -136,6 +137,7 @@ def _wait_out(thread: threading.Thread) -> bool:
 
 
 def _check_caller() -> None:
+    __tracebackhide__ = True
     if worker.current is not None:
         raise ValueError(
             f"launch was called inside rank {worker.current.rank}: ranks cannot launch ranks. "
@@ -149,6 +151,7 @@ def _check_caller() -> None:
 
 
 def _check_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    __tracebackhide__ = True
     if not callable(fn):
         hint = " Give the function itself, and its arguments after it: launch(train, 0.1)." if fn is None else ""
         raise TypeError(f"launch needs a function to run, not {_shown(fn)}.{hint}")
@@ -182,6 +185,7 @@ def _rank_hint(name: str, signature: inspect.Signature, args: tuple[Any, ...]) -
 
 
 def _check_world_size(world_size: Any) -> int:
+    __tracebackhide__ = True
     limit = machine.max_world_size()
     if isinstance(world_size, bool) or not isinstance(world_size, int):
         raise TypeError(f"world_size is the number of ranks, a whole number, not {_shown(world_size)}")
@@ -191,6 +195,7 @@ def _check_world_size(world_size: Any) -> int:
 
 
 def _check_seconds(timeout_s: Any) -> float:
+    __tracebackhide__ = True
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
         raise TypeError(f"timeout_s is a number of seconds, not {_shown(timeout_s)}")
     if not 0 < timeout_s <= MAX_TIMEOUT_S:
@@ -199,6 +204,7 @@ def _check_seconds(timeout_s: Any) -> float:
 
 
 def _check_whole(name: str, value: Any, least: int) -> int | None:
+    __tracebackhide__ = True
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
@@ -209,6 +215,7 @@ def _check_whole(name: str, value: Any, least: int) -> int | None:
 
 
 def _check_env(env: Any) -> dict[str, str | None]:
+    __tracebackhide__ = True
     if env is None:
         return {}
     if not isinstance(env, Mapping):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import signal
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,17 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddplab import events as ev
+from ddplab import failures
 from ddplab.errors import RankFailedError, RankTimeoutError
+from ddplab.failures import Failure
 
 __all__ = ["Failure", "MetricRow", "Run", "Spec"]
-
-# What a rank says when the process at the other end of a connection is gone: not a cause but an echo.
-_ECHOES = (
-    "connection closed by peer", "connection reset by peer", "connection was closed by remote peer", "broken pipe",
-    "socket closed", "application timeout caused pair closure", "monitoredbarrier", "timed out waiting",
-    "connection refused", "communicator was aborted", "remote process exited", "rpcerr:", "failed to recv", "eof:",
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Spec:
@@ -38,31 +31,6 @@ class Spec:
     timeout_s: float
     seed: int | None
     threads: int
-
-
-@dataclass(frozen=True)
-class Failure:
-    """How one rank failed.
-
-    ``type`` is the class of the exception, or what ended the process ("SIGKILL", "exit code 3"), or
-    "Stopped". ``role`` is "root" (failed by itself), "echo" (failed because another rank was gone) or
-    "stopped" (ended by the launcher). ``where`` is the learner's line, if it is known; ``exitcode`` and
-    ``signal`` are None while unknown or not applicable. ``time_s`` counts from the launch.
-    """
-
-    rank: int
-    role: str
-    type: str
-    message: str
-    traceback: str
-    where: ev.Where | None
-    time_s: float
-    exitcode: int | None
-    signal: str | None
-
-    def __str__(self) -> str:
-        place = f" in {self.where}" if self.where else ""
-        return f"{self.type}{place}" + (f": {self.message}" if self.message else "")
 
 
 class MetricRow(NamedTuple):
@@ -126,73 +94,23 @@ class Run:
 
     @cached_property
     def failures(self) -> tuple[Failure, ...]:
-        """How ranks failed, root causes first, each kind by time. Empty if all is well."""
-        found = [f for rank in range(self.world_size) if (f := self._failure(rank))]
-        roots = any(f.role == "root" for f in found)
-        if not roots:  # an echo of nothing is a cause: its peer left early, with success
-            found = [dataclasses.replace(f, role="root") if f.role == "echo" else f for f in found]
-        order = {"root": 0, "echo": 1, "stopped": 2}
-        by_time = sorted(found, key=lambda f: (order[f.role], f.time_s))
-        # Ranks that failed alike did so at the same moment: which was quicker says nothing.
-        first = {}
-        for f in by_time:
-            first.setdefault(_alike(f), f.time_s)
-        return tuple(sorted(by_time, key=lambda f: (order[f.role], first[_alike(f)], f.rank)))
-
-    def _failure(self, rank: int) -> Failure | None:
-        told = next((e for e in self._all(ev.Failed) if e.rank == rank), None)
-        exited = next((e for e in self._all(ev.Exited) if e.rank == rank), None)
-        stopped = next((e for e in self._all(ev.Stopped) if e.rank == rank), None)
-        exitcode = exited.exitcode if exited and not stopped else None
-        name = _signal_name(exitcode)
-        if told:
-            echo = any(sign in f"{told.message}\n{told.traceback}".lower() for sign in _ECHOES)
-            role = "echo" if echo else "root"
-            return Failure(rank, role, told.type, told.message, told.traceback, told.where, told.time_s, exitcode, name)
-        if rank in self.returned:
-            return None
-        if stopped:
-            where = next((e.where for e in self._all(ev.Located) if e.rank == rank), None)
-            text = {"timeout": f"still running after {self.spec.timeout_s:g} s", "interrupt": "interrupted"}
-            message = text.get(stopped.reason, "stopped after another rank failed")
-            return Failure(rank, "stopped", "Stopped", message, "", where, stopped.time_s, None, None)
-        if exited:
-            kind = name or f"exit code {exited.exitcode}"
-            message = "the process ended without a Python exception"
-            return Failure(rank, "root", kind, message, "", None, exited.time_s, exitcode, name)
-        return None
+        """How ranks failed: root causes first, then echoes, then the stopped; each kind by time."""
+        return failures.find(self.events, self.world_size, self.spec.timeout_s)
 
     def check(self) -> None:
         """Raise :class:`RankFailedError` if a rank failed, or its kind :class:`RankTimeoutError` if time ran out."""
         if self.failures:
-            late = any(e.reason == "timeout" for e in self._all(ev.Stopped))
-            only_late = late and self.failures[0].role == "stopped"
-            raise (RankTimeoutError if only_late else RankFailedError)(self.verdict(), self, self.report())
+            kind = RankTimeoutError if self.failures[0].type == "Timeout" else RankFailedError
+            raise kind(self.verdict(), self, self.report())
 
     def verdict(self) -> str:
-        """What went wrong, in a sentence or two; the same each time the same thing happens."""
-        first = self.failures[0]
-        if first.role == "stopped":
-            return f"{_ranks(f.rank for f in self.failures)} of {self.world_size}: {first.message}"
-        alike = [f.rank for f in self.failures if f.role == "root" and _alike(f) == _alike(first)]
-        others = len(self.failures) > len(alike)
-        return f"{_ranks(alike)} of {self.world_size} failed{' first' * others}: {first}"
+        """What went wrong in a sentence, the same each time the same happens; "" if nothing did."""
+        return failures.verdict(self.failures, self.world_size)
 
     def report(self) -> str:
-        """The traceback of the root cause and a line for every other rank that failed or was stopped."""
-        if not self.failures:
-            return ""
-        first, lines = self.failures[0], []
-        if first.traceback:
-            lines += [f"traceback of rank {first.rank}:", *(f"  {line}" for line in first.traceback.splitlines())]
-        elif first.role == "root":
-            last = self.output(first.rank).splitlines()[-5:]
-            lines += [f"rank {first.rank} said last:", *(f"  {line}" for line in last)] if last else []
-        skipped = first.rank if first.role == "root" else None
-        for rank_failure in sorted(self.failures, key=lambda f: f.rank):
-            if rank_failure.rank != skipped:
-                lines.append(_one_line(rank_failure))
-        return "\n".join(lines)
+        """What lies behind the verdict: the first traceback, what the other ranks did, and what to do next."""
+        first = self.failures[0].rank if self.failures else None
+        return failures.report(self.failures, self.output(first).splitlines()[-5:])
 
     def lines(self, rank: int | None = None, stream: str | None = None) -> Iterator[ev.Line | ev.Omitted]:
         """The lines of each rank in turn: first its stdout, then its stderr, each in the order of writing."""
@@ -315,34 +233,3 @@ def prefixed(line: ev.Line | ev.Omitted, world_size: int) -> str:
 
 def _text(line: ev.Line | ev.Omitted) -> str:
     return line.text if isinstance(line, ev.Line) else f"... {line.num_lines} lines left out ..."
-
-
-def _signal_name(exitcode: int | None) -> str | None:
-    if exitcode is None or exitcode >= 0:
-        return None
-    try:
-        return signal.Signals(-exitcode).name
-    except ValueError:
-        return f"signal {-exitcode}"
-
-
-def _alike(failure: Failure) -> tuple[str, str, str]:
-    return failure.role, failure.type, str(failure.where)
-
-
-def _one_line(failure: Failure) -> str:
-    if failure.role == "stopped":
-        at = f"{failure.where} `{failure.where.source}`" if failure.where else "(it did not answer)"
-        call = f", in torch's {failure.where.call}" if failure.where and failure.where.call else ""
-        return f"rank {failure.rank} was stopped at {at}{call}"
-    summary = str(failure).splitlines()[0]
-    echo = " (an echo: its peer was gone)" if failure.role == "echo" else ""
-    return f"rank {failure.rank} failed too: {summary}{echo}"
-
-
-def _ranks(ranks: Any) -> str:
-    """ "rank 1", "ranks 0, 1, 2" for up to six, "ranks 0, 1, 2 and 13 more" beyond."""
-    known = sorted(ranks)
-    shown = known if len(known) <= 6 else known[:3]
-    more = f" and {len(known) - 3} more" if len(known) > 6 else ""
-    return f"rank{'s' * (len(known) > 1)} {', '.join(map(str, shown))}{more}"

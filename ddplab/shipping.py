@@ -9,11 +9,12 @@ by name where the notebook has the original: an instance that returns is of the 
 from __future__ import annotations
 
 import io
+import marshal
 import os
 import pickle
 import sys
 from multiprocessing.reduction import ForkingPickler
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import cloudpickle
@@ -66,9 +67,11 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
             raise TypeError("a CUDA tensor belongs to the process that made it")
         if isinstance(obj, _FILES) and obj not in (sys.stdin, sys.stdout, sys.stderr):
             raise TypeError("an open file belongs to the process that opened it")
+        if isinstance(obj, CodeType):  # cloudpickle would drop the name of the cell, which tracebacks need
+            self.filenames.add(obj.co_filename)
+            return marshal.loads, (marshal.dumps(obj),)
         if isinstance(obj, FunctionType) and obj.__module__ == "__main__":
             self.globals_ref.setdefault(id(obj.__globals__), _MainGlobals(__name__="__main__"))
-            self.filenames.add(obj.__code__.co_filename)
         if _is_ours(obj):
             self.names[obj.__qualname__] = obj
         return super().reducer_override(obj)
@@ -93,10 +96,11 @@ def pack(fn: Any, args: tuple[Any, ...]) -> bytes:
     >>> fn(*args)
     2
     """
+    __tracebackhide__ = True
     try:
         return _pack((fn, args))
     except Exception as error:
-        raise ShippingError(_blame(fn, args, error)) from error
+        raise ShippingError(_blame(fn, args, error)) from None
 
 
 def unpack(data: bytes) -> Any:

@@ -1,0 +1,186 @@
+"""How the ranks of a run failed: what came first, what only followed, and all of it in words."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from ddplab import events as ev
+
+__all__ = ["Failure", "find", "report", "verdict"]
+
+# What a rank says when the process at the other end of a connection is gone: not a cause but an echo.
+ECHOES = (
+    "connection closed by peer", "connection reset by peer", "connection was closed by remote peer", "broken pipe",
+    "socket closed", "application timeout caused pair closure", "monitoredbarrier", "timed out waiting",
+    "connection refused", "communicator was aborted", "remote process exited", "rpcerr:", "failed to recv", "eof:",
+)  # fmt: skip
+_ORDER = {"root": 0, "echo": 1, "stopped": 2}
+_STOPPED = {
+    "timeout": ("Timeout", "still running after {timeout_s:g} s"),
+    "start": ("Timeout", "not all ranks started"),
+    "interrupt": ("Interrupted", "the cell was interrupted"),
+    "failure": ("Stopped", "stopped after another rank failed"),
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank failed.
+
+    ``role`` is "root" (failed by itself), "echo" (failed because another rank was gone) or "stopped"
+    (ended by the launcher). ``type`` is the class of the exception, or what ended the process
+    ("SIGKILL", "exit code 3"), or "Timeout", "Interrupted", "Stopped" for a rank that was stopped.
+    ``where`` is the learner's line, if it is known. ``time_s`` counts from the launch. ``exitcode`` and
+    ``signal`` tell how the process ended by itself, else they are None.
+    """
+
+    rank: int
+    role: str
+    type: str
+    message: str
+    traceback: str
+    where: ev.Where | None
+    time_s: float
+    exitcode: int | None
+    signal: str | None
+
+    def __str__(self) -> str:
+        place = f" in {self.where}" if self.where and self.role != "stopped" else ""
+        return f"{self.type}{place}" + (f": {self.message}" if self.message else "")
+
+
+def find(events: Sequence[ev.Event], world_size: int, timeout_s: float) -> tuple[Failure, ...]:
+    """The failures that ``events`` tell of: root causes first, then echoes, then the stopped, each by time.
+
+    A failure is an echo if its text says that a peer was gone, and a root cause exists. Ranks that
+    failed in the same way did so at the same moment, and stand in rank order.
+    """
+    found = [failure for rank in range(world_size) if (failure := _of_rank(rank, events, timeout_s))]
+    if not any(failure.role == "root" for failure in found):
+        # An echo of nothing is a cause: the peer had left early, with success.
+        found = [replace(failure, role="root") if failure.role == "echo" else failure for failure in found]
+    first_s: dict[Any, float] = {}
+    for failure in sorted(found, key=lambda failure: failure.time_s):
+        first_s.setdefault(_alike(failure), failure.time_s)
+    return tuple(sorted(found, key=lambda f: (_ORDER[f.role], first_s[_alike(f)], f.rank)))
+
+
+def _of_rank(rank: int, events: Sequence[ev.Event], timeout_s: float) -> Failure | None:
+    mine: dict[type[ev.Event], Any] = {}
+    for event in events:
+        if event.rank == rank:
+            mine.setdefault(type(event), event)
+    failed, stopped, exited = mine.get(ev.Failed), mine.get(ev.Stopped), mine.get(ev.Exited)
+    exitcode = exited.exitcode if exited and not stopped else None
+    name = _signal_name(exitcode)
+    if failed:
+        role = "echo" if _is_echo(failed) else "root"
+        told = failed.type, failed.message, failed.traceback, failed.where, failed.time_s
+        return Failure(rank, role, *told, exitcode, name)
+    if ev.Result in mine:
+        return None
+    if stopped:
+        kind, text = _STOPPED[stopped.reason]
+        where = mine[ev.Located].where if ev.Located in mine else None
+        message = text.format(timeout_s=timeout_s)
+        return Failure(rank, "stopped", kind, message, "", where, stopped.time_s, None, None)
+    if exited:
+        kind = name or f"exit code {exitcode}"
+        message = "the process ended without a Python exception"
+        return Failure(rank, "root", kind, message, "", None, exited.time_s, exitcode, name)
+    return None
+
+
+def _is_echo(failed: ev.Failed) -> bool:
+    text = f"{failed.message}\n{failed.traceback}".lower()
+    return any(sign in text for sign in ECHOES)
+
+
+def _signal_name(exitcode: int | None) -> str | None:
+    if exitcode is None or exitcode >= 0:
+        return None
+    try:
+        return signal.Signals(-exitcode).name
+    except ValueError:
+        return f"signal {-exitcode}"
+
+
+def _alike(failure: Failure) -> tuple[str, ...]:
+    source = failure.where.source if failure.where else ""
+    return failure.role, failure.type, str(failure.where), source
+
+
+# In words ---------------------------------------------------------------------------------------------
+
+
+def verdict(failures: Sequence[Failure], world_size: int) -> str:
+    """What went wrong in a sentence, the same each time the same happens; "" without failures."""
+    if not failures:
+        return ""
+    first = failures[0]
+    if first.role == "stopped":
+        return f"{_ranks(failures)} of {world_size}: {first.message}"
+    alike = [failure for failure in failures if _alike(failure) == _alike(first)]
+    is_first = " first" if len(alike) < len(failures) else ""
+    return f"{_ranks(alike)} of {world_size} failed{is_first}: {first}"
+
+
+def report(failures: Sequence[Failure], last_lines: Sequence[str] = ()) -> str:
+    """What lies behind the verdict: the first traceback, what the other ranks did, and what to do next.
+
+    ``last_lines`` are the last that the first rank printed; they stand in for a traceback it could not give.
+    """
+    if not failures:
+        return ""
+    first, lines = failures[0], []
+    if first.traceback:
+        lines += [f"traceback of rank {first.rank}:", *(f"  {line}" for line in first.traceback.splitlines())]
+    elif first.role == "root" and last_lines:
+        lines += [f"rank {first.rank} said last:", *(f"  {line}" for line in last_lines)]
+    alike = {f.rank for f in failures if first.role == "root" and _alike(f) == _alike(first)}
+    others = [failure for failure in failures if failure.rank not in alike]
+    for _, group in groupby(sorted(others, key=_alike), key=_alike):
+        lines.append(_in_a_line(list(group)))
+    return "\n".join([*lines, f"next: {_advice(first, bool(others))}"])
+
+
+def _in_a_line(alike: Sequence[Failure]) -> str:
+    first = alike[0]
+    if first.role == "stopped":
+        call = f", in torch's {first.where.call}" if first.where and first.where.call else ""
+        place = f"at {first.where}: {first.where.source}{call}" if first.where else "and did not say where"
+        return f"{_ranks(alike)} stopped {place}"
+    gone = " (an echo: a peer was gone)" if first.role == "echo" else ""
+    # Gloo puts the place in its own source first, which tells a learner nothing.
+    text = re.sub(r"\[\S+\] ", "", str(first).partition("\n")[0])
+    return f"{_ranks(alike)} failed too{gone}: {text[:150]}{'...' * (len(text) > 150)}"
+
+
+def _advice(first: Failure, others: bool) -> str:
+    """The next step, for the kind of failure that came first."""
+    if first.type == "Timeout":
+        return "compare these lines: all ranks must make the same collective calls. Slow work takes a larger timeout_s."
+    if first.signal == "SIGKILL":
+        return "find out what ended it: somebody's kill, or the system when memory ran out."
+    if first.signal == "SIGABRT":
+        return "read its last lines; Gloo aborts when the ranks give one collective different sizes."
+    if first.signal:
+        return "its native code crashed; run the same function in one process, or look at its last lines."
+    if first.exitcode is not None and not first.traceback:
+        return "let the function return, or raise: os._exit ends a rank without a word."
+    if first.role == "root" and first.where:
+        return f"mend {first.where}" + ("; the other ranks only waited for this one." if others else ".")
+    return "read the traceback from its last line upwards."
+
+
+def _ranks(failures: Iterable[Failure]) -> str:
+    """ "rank 1" or "ranks 0, 1, 2"; of more than six the first three and how many more."""
+    known = sorted(failure.rank for failure in failures)
+    shown = ", ".join(map(str, known if len(known) <= 6 else known[:3]))
+    more = f" and {len(known) - 3} more" if len(known) > 6 else ""
+    return f"rank{'s' * (len(known) > 1)} {shown}{more}"
