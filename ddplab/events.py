@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = [
     "Began", "Decoder", "Event", "Exited", "Failed", "Line", "Located", "Metric", "Omitted", "Result",
-    "Started", "Stopped", "Where", "encode",
+    "Started", "Stopped", "Where", "Written", "encode",
 ]  # fmt: skip
 
 
@@ -61,6 +61,14 @@ class Line(Event):
 
     stream: str
     text: str
+
+
+@dataclass(frozen=True)
+class Written(Event):
+    """Bytes of a stream, as a rank tells them that could not write into a pipe; the launcher makes lines of them."""
+
+    stream: str
+    data: bytes
 
 
 @dataclass(frozen=True)

@@ -97,9 +97,11 @@ class Job:
         except Exception as error:
             self.error = error
         finally:
-            self._end()
-            self._elapsed_s = self._now_s()
-            self._put(None)
+            try:
+                self._end()
+            finally:
+                self._elapsed_s = self._now_s()
+                self._put(None)
 
     def _start(self, order: worker.Order) -> None:
         data = ev.encode(order)
@@ -134,10 +136,12 @@ class Job:
 
     def _end(self) -> None:
         """Leave nothing: no rank, no child of a rank, no open end."""
+        left = [rank for rank in self._ranks if not rank.gone]
+        for rank in left:
+            rank.process.kill()
+        for rank in left:
+            self._gone(rank)
         for rank in self._ranks:
-            if not rank.gone:
-                rank.process.kill()
-                self._gone(rank)
             rank.process.close()
         self._flush()
         self._selector.close()
@@ -170,11 +174,11 @@ class Job:
         both = selectors.EVENT_READ | selectors.EVENT_WRITE
         process.link.setblocking(False)
         self._selector.register(process.link, both, lambda mask: self._talk(rank, mask))
-        for name in ("stdout", "stderr"):
-            pipe = getattr(process, name)
+        for name, pipe in process.output.items():
             os.set_blocking(pipe.fileno(), False)
             self._selector.register(pipe, selectors.EVENT_READ, lambda mask, name=name: self._read(rank, name))
-        self._selector.register(process.sentinel, selectors.EVENT_READ, lambda mask: self._gone(rank))
+        if process.sentinel is not None:
+            self._selector.register(process.sentinel, selectors.EVENT_READ, lambda mask: self._gone(rank))
 
     def _talk(self, rank: _Rank, mask: int) -> None:
         """Send more of the order, or take in what the rank tells."""
@@ -185,11 +189,17 @@ class Job:
                 if not rank.unsent:
                     self._selector.modify(link, selectors.EVENT_READ, self._selector.get_key(link).data)
             if mask & selectors.EVENT_READ and not self._hear(rank):
-                self._selector.unregister(link)
+                self._unlink(rank)
         except BlockingIOError:
             pass
-        except OSError:  # the rank is gone; its sentinel tells
-            self._selector.unregister(link)
+        except OSError:
+            self._unlink(rank)
+
+    def _unlink(self, rank: _Rank) -> None:
+        """The rank has closed its link: it is gone, or will be in a moment, when its sentinel tells."""
+        self._selector.unregister(rank.process.link)
+        if rank.process.sentinel is None:
+            self._gone(rank)
 
     def _hear(self, rank: _Rank) -> bool:
         """Take in a piece of what the rank tells; say whether there may be more."""
@@ -200,7 +210,7 @@ class Job:
 
     def _read(self, rank: _Rank, name: str) -> bool:
         """Take in a piece of what the rank wrote; say whether there may be more."""
-        pipe = getattr(rank.process, name)
+        pipe = rank.process.output[name]
         data = os.read(pipe.fileno(), CHUNK_BYTES)
         self._write_down(rank, name, rank.lines[name].feed(data) if data else rank.lines[name].finish())
         if not data:
@@ -215,6 +225,8 @@ class Job:
 
     def _note(self, rank: _Rank, event: Any) -> None:
         """Keep an event and what it says of the rank's state."""
+        if isinstance(event, ev.Written):
+            return self._write_down(rank, event.stream, rank.lines[event.stream].feed(event.data))
         if isinstance(event, ev.Result):
             event = _unpacked(event)
         rank.started |= isinstance(event, ev.Started)
@@ -231,19 +243,24 @@ class Job:
         process = rank.process
         process.kill()
         exitcode = process.join()
-        for take in (lambda: self._hear(rank), lambda: self._read(rank, "stdout"), lambda: self._read(rank, "stderr")):
-            with contextlib.suppress(OSError, KeyError):
-                for _ in range(MAX_LEFT_BYTES // CHUNK_BYTES + 1):
-                    if not take():
-                        break
+        self._drain(lambda: self._hear(rank))
+        for name in process.output:
+            self._drain(lambda name=name: self._read(rank, name))
         for name, lines in rank.lines.items():
             self._write_down(rank, name, lines.finish())
-        for source in (process.link, process.stdout, process.stderr, process.sentinel):
-            with contextlib.suppress(KeyError, ValueError):
+        for source in (process.link, *process.output.values(), process.sentinel):
+            if source is not None and source in self._selector.get_map():
                 self._selector.unregister(source)
         self._tell(ev.Exited(process.rank, self._now_s(), exitcode))
         rank.gone = True
         rank.broken |= not (rank.returned or rank.failed)
+
+    def _drain(self, take: Callable[[], bool]) -> None:
+        """Take what is left, but no more than can be left: a child of the rank may write on."""
+        with contextlib.suppress(OSError, KeyError):
+            for _ in range(MAX_LEFT_BYTES // CHUNK_BYTES + 1):
+                if not take():
+                    return
 
     def _tell(self, event: ev.Event) -> None:
         self._batch.append(event)

@@ -9,6 +9,7 @@ notebook's kernel itself is never forked.
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing
 import multiprocessing.forkserver as forkserver
 import os
@@ -16,7 +17,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -25,6 +26,10 @@ __all__ = ["RankProcess", "lead_group", "warm"]
 
 PRELOAD = ["ddplab.preload"]
 POSIX = os.name == "posix"
+STREAMS = {"stdout": 1, "stderr": 2}
+# Whether a pipe can stand in for descriptors 1 and 2 of another process, and be waited for with sockets.
+# On Windows neither holds: there the rank itself sends what it wrote, and its closed link tells its end.
+WAITS_FOR_PIPES = POSIX
 
 
 def warm(import_torch: bool = False) -> None:
@@ -42,7 +47,7 @@ class RankProcess:
     """One rank as the launcher holds it: its process, a socket to talk to it, and the pipes of its output.
 
     ``link`` carries messages both ways. ``alive`` carries nothing: when the launcher dies, the system
-    closes it, and that ends the rank. ``stdout`` and ``stderr`` are the reading ends of its output.
+    closes it, and that ends the rank. ``output`` holds the reading ends of its stdout and stderr.
     """
 
     def __init__(self, rank: int, start_method: str, main: Callable[..., None]) -> None:
@@ -50,18 +55,19 @@ class RankProcess:
         self.exitcode: int | None = None
         self.link, link = socket.socketpair()
         self.alive, alive = socket.socketpair()
-        self.stdout, stdout = Pipe(duplex=False)
-        self.stderr, stderr = Pipe(duplex=False)
-        self._mine = [self.link, self.alive, self.stdout, self.stderr]
+        pipes = {name: Pipe(duplex=False) for name in STREAMS if WAITS_FOR_PIPES}
+        self.output = {name: pipe[0] for name, pipe in pipes.items()}
+        self._mine = [self.link, self.alive, *self.output.values()]
+        theirs = {name: pipe[1] for name, pipe in pipes.items()}
         try:
-            self._process = _start(start_method, main, (rank, link, alive, stdout, stderr))
+            self._process = _start(start_method, main, (rank, link, alive, theirs))
         except BaseException:
             self.close()
             raise
         finally:
-            for end in (link, alive, stdout, stderr):
+            for end in (link, alive, *theirs.values()):
                 end.close()
-        self.sentinel: int = self._process.sentinel
+        self.sentinel = self._process.sentinel if WAITS_FOR_PIPES else None
 
     def kill(self) -> None:
         """End the rank and whatever it has started. Harmless when it is gone."""
@@ -143,21 +149,45 @@ def use_own_children() -> None:
     forkserver.set_forkserver_preload(["torch", "ddplab.shipping"])
 
 
-def redirect(stdout: Connection, stderr: Connection) -> None:
-    """Send descriptors 1 and 2 of this process, and so of all that it starts, into the pipes.
-
-    Python's streams are opened unbuffered: what was printed before a crash is out.
-    """
-    for number, pipe, name in ((1, stdout, "stdout"), (2, stderr, "stderr")):
-        os.dup2(pipe.fileno(), number)
+def redirect(pipes: Mapping[str, Connection]) -> None:
+    """Send descriptors 1 and 2 of this process, and so of all that it starts, into ``pipes``."""
+    for name, pipe in pipes.items():
+        _reopen(name, pipe.fileno())
         pipe.close()
-        raw = open(number, "wb", buffering=0, closefd=False)
-        stream = _unbuffered(raw)
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
 
 
-def _unbuffered(raw: Any) -> Any:
-    import io
+def pump(tell: Callable[[str, bytes], None]) -> Callable[[], None]:
+    """Tell what this process writes, where pipes to the launcher are not to be had.
 
-    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
+    Gives a function that waits until all has been told; after it nothing more can be written.
+    """
+    threads = []
+    for name in STREAMS:
+        reading, writing = os.pipe()
+        _reopen(name, writing)
+        os.close(writing)
+        threads.append(threading.Thread(target=_pump, args=(name, reading, tell), daemon=True))
+        threads[-1].start()
+
+    def finish() -> None:
+        for number in STREAMS.values():
+            os.close(number)
+        for thread in threads:
+            thread.join(1.0)  # a child of this rank may hold the other end for ever
+
+    return finish
+
+
+def _pump(name: str, reading: int, tell: Callable[[str, bytes], None]) -> None:
+    while data := os.read(reading, 1 << 16):
+        tell(name, data)
+
+
+def _reopen(name: str, target: int) -> None:
+    """Let stream ``name`` write to ``target``, unbuffered: what was printed before a crash is out."""
+    number = STREAMS[name]
+    os.dup2(target, number)
+    raw = open(number, "wb", buffering=0, closefd=False)
+    stream = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
+    setattr(sys, name, stream)
+    setattr(sys, f"__{name}__", stream)

@@ -30,6 +30,8 @@ def open_store() -> TCPStore:
     """
     from torch.distributed import TCPStore
 
+    if sys.platform == "win32":  # where TCPStore takes no socket; it would listen on all interfaces
+        return TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
         port = listener.getsockname()[1]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddplab.run import Run
 
-__all__ = ["summary", "to_html", "to_text"]
+__all__ = ["activity", "summary", "to_html", "to_text"]
 
 Rows = Sequence[dict[str, Any]]
 MAX_CELL = 120
@@ -28,6 +28,23 @@ def summary(run: Run) -> Rows:
             rows.append({"rank": rank, "outcome": "returned", "value": repr(run.returned[rank])})
         else:
             rows.append({"rank": rank, "outcome": "did not start", "value": ""})
+    return rows
+
+
+def activity(run: Run) -> Rows:
+    """One row per rank, of a training that called ``log(loss=...)``: what it did, in numbers.
+
+    ``rank``, ``outcome``, ``steps`` (how many losses it logged), ``first loss`` and ``last loss`` ("" if it
+    logged none), and ``lines`` (how many it printed).
+    """
+    rows = []
+    for row in summary(run):
+        rank = row["rank"]
+        losses = [f"{metric.value:.3f}" for metric in run.metrics if (metric.rank, metric.name) == (rank, "loss")]
+        first, last = (losses[0], losses[-1]) if losses else ("", "")
+        lines = sum(getattr(line, "num_lines", 1) for line in run.lines(rank))
+        told = {"steps": len(losses), "first loss": first, "last loss": last, "lines": lines}
+        rows.append({"rank": rank, "outcome": row["outcome"], **told})
     return rows
 
 

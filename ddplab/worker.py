@@ -17,7 +17,7 @@ from typing import Any
 
 from ddplab import places, processes, rendezvous, shipping
 from ddplab.errors import ShippingError
-from ddplab.events import Began, Decoder, Event, Failed, Located, Metric, Result, Started, encode
+from ddplab.events import Began, Decoder, Event, Failed, Located, Metric, Result, Started, Written, encode
 
 __all__ = ["Order", "log", "main"]
 
@@ -59,13 +59,14 @@ class Told:
 current: Told | None = None
 
 
-def main(_index: int, rank: int, link: socket, alive: socket, stdout: Connection, stderr: Connection) -> None:
+def main(_index: int, rank: int, link: socket, alive: socket, pipes: dict[str, Connection]) -> None:
     """Be rank ``rank`` from the first line to the last."""
     global current
     processes.lead_group(alive)
-    processes.redirect(stdout, stderr)
+    processes.redirect(pipes)
     order = receive(link)
     current = told = Told(rank, link, order.launched_s)
+    finish = (lambda: None) if pipes else processes.pump(lambda name, data: told.tell(Written, name, data))
     threading.Thread(target=listen, args=(link, told), name="ddplab-listen", daemon=True).start()
     told.tell(Started, os.getpid())
 
@@ -81,10 +82,10 @@ def main(_index: int, rank: int, link: socket, alive: socket, stdout: Connection
         told.tell(Result, shipping.pack_result(value))
     except BaseException as error:
         told.tell(failed, error, during)
-        leave(1)
+        leave(1, finish)
     with contextlib.suppress(Exception):  # the result is told: what goes wrong from here does not undo it
         leave_group()
-    leave(0)
+    leave(0, finish)
 
 
 def receive(link: socket) -> Order:
@@ -164,13 +165,14 @@ def failed(rank: int, time_s: float, error: BaseException, during: str) -> Faile
     return Failed(rank, time_s, kind.__qualname__, message, traceback, where, during)
 
 
-def leave(exitcode: int) -> None:
+def leave(exitcode: int, finish: Callable[[], None]) -> None:
     """Exit without the interpreter's own end, in which Gloo's threads can still abort a good run."""
     with contextlib.suppress(Exception):
         multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
+        finish()
     os._exit(exitcode)
 
 
@@ -184,7 +186,7 @@ def log(step: int | None = None, **metrics: Any) -> None:
     """
     for name, value in metrics.items():
         try:
-            number = float(value)
+            number = float(value.detach() if hasattr(value, "detach") else value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"log({name}=...) takes a number or a tensor of one element: {error}") from None
         if current is not None and current.pid == os.getpid():

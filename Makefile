@@ -1,0 +1,76 @@
+# All set-up in one place. It needs Python 3.11 or newer and make; `make help` lists the targets.
+
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.installed
+STEPS  := lint unit ranks kernel nbval
+
+# Cells tagged needs_gpu and tests marked gpu are for tests/gpu_check.sh.
+PYTEST := $(PY) -m pytest -q -m "not gpu and not needs_gpu"
+# ddplab's own time-out (60 s) must be the shorter one: nbval would leave the ranks behind.
+NBVAL  := --nbval --nbval-current-env --nbval-cell-timeout=300 --nbval-kernel-startup-timeout=120 \
+          --nbval-sanitize-with tests/nbval_sanitize.cfg
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo lab test notebooks bench gpu clean $(STEPS)
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## create .venv and install the pinned versions (each target does it by itself)
+
+# The stamp is written last: an install that was cut short is done again.
+$(STAMP): pyproject.toml constraints.txt
+	@rm -f $@
+	@$(PY) -m pip --version >/dev/null 2>&1 || { \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo 'ddplab needs Python 3.11 or newer, and $(PYTHON) is not: make PYTHON=/path/to/python3.11 ...' >&2; exit 1; }; \
+	  $(PYTHON) -m venv --clear $(VENV) || { \
+	    echo '$(PYTHON) cannot make a virtual environment (on Debian: apt install python3-venv)' >&2; exit 1; }; }
+	@echo 'installing into $(VENV): minutes and about 6 GB the first time, seconds after that'
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebook,dev]'
+	@touch $@
+
+demo: $(STAMP) ## run the first training notebook on 4 ranks; show what each rank did
+	@$(PY) -m ddplab demo
+
+# Jupyter refuses to run as root unless told that this is meant.
+lab: $(STAMP) ## open JupyterLab on the notebooks
+	@$(PY) -m jupyterlab --ServerApp.root_dir=notebooks $$(test "$$(id -u)" -ne 0 || echo --allow-root)
+
+test: $(STAMP) ## lint and types, unit tests, rank tests, kernel tests, every notebook; stops at the first failure
+	@for step in $(STEPS); do \
+	  printf '\n== make %s\n' $$step; \
+	  $(MAKE) --no-print-directory $$step || { printf '\nmake test stopped at: make %s\n' $$step >&2; exit 1; }; \
+	done; printf '\nmake test: %s: all passed\n' '$(STEPS)'
+
+lint: $(STAMP) ## ruff and mypy
+	@$(PY) -m ruff check --quiet .
+	@$(PY) -m ruff format --quiet --check . || { $(PY) -m ruff format --check .; exit 1; }
+	@$(PY) -m mypy
+
+unit: $(STAMP) ## tests that start no process, and the examples of the docstrings
+	@$(PYTEST) --doctest-modules ddplab tests/unit --ignore=ddplab/launcher.py --ignore=ddplab/__main__.py
+
+ranks: $(STAMP) ## tests with real ranks
+	@$(PYTEST) --doctest-modules ddplab/launcher.py $(wildcard tests/ranks)
+
+kernel: $(STAMP) ## tests with real Jupyter kernels
+	@$(if $(wildcard tests/kernel/test_*.py),$(PYTEST) tests/kernel,echo 'no tests/kernel')
+
+nbval: $(STAMP) ## run every notebook and compare what it prints with what is committed
+	@$(if $(wildcard notebooks/*.ipynb),$(PYTEST) $(NBVAL) notebooks,echo 'no notebooks')
+
+notebooks: $(STAMP) ## execute every notebook and write it back in its one canonical form
+	@$(PY) notebooks/execute.py
+
+bench: $(STAMP) ## the measurements of tests/benchmarks
+	@$(PY) -m pytest -q -s tests/benchmarks
+
+gpu: $(STAMP) ## the checks that need a GPU
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash tests/gpu_check.sh
+
+clean: ## remove what was built; .venv stays
+	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache
+	@find ddplab notebooks tests -name __pycache__ -prune -exec rm -rf {} +

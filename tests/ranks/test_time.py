@@ -1,0 +1,275 @@
+"""Time runs out, or somebody is killed: it is told where every rank was, and nothing is left behind."""
+
+import ast
+import itertools
+import multiprocessing.forkserver as forkserver
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from ddplab import RankFailedError, RankTimeoutError, job, launch, processes
+
+PRELUDE = """\
+import ctypes, multiprocessing, signal, subprocess, time
+
+def is_rank(rank):
+    return dist.get_rank() == rank
+
+def start_others():
+    "Start processes that would run on, and tell who they and this rank are."
+    loader = iter(torch.utils.data.DataLoader(range(100), num_workers=2))
+    next(loader)
+    sleeper = subprocess.Popen(["sleep", "1000"])
+    print("left", [identity(), identity(sleeper.pid)] + [identity(p.pid) for p in multiprocessing.active_children()])
+    return loader
+"""
+ENDINGS = {"success": "return loader is None", "failure": "raise ValueError('no')", "timeout": "time.sleep(1000)"}
+
+
+@pytest.fixture
+def cell(cells):
+    """Runs a text as a cell and gives its function ``f``."""
+
+    def run(text):
+        cells.run(PRELUDE)
+        cells.run(text)
+        return cells.namespace["f"]
+
+    return run
+
+
+@pytest.fixture
+def soon_none_left(none_left):
+    """A function that fails if a process still runs after 2 s, or 6 s on a busy machine."""
+
+    def check(identities):
+        end = time.monotonic() + 6
+        while True:
+            try:
+                return none_left(identities)
+            except AssertionError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.02)
+
+    return check
+
+
+def study(f, *args, **options):
+    """The run of ``f``, also when it failed, with a small time-out."""
+    return launch(f, *args, **{"backend": "gloo", "allow_failure": True, "view": "quiet", "timeout_s": 2, **options})
+
+
+def told(run):
+    """The processes that the ranks of ``run`` told of."""
+    lines = [line.removeprefix("left ") for rank in range(run.world_size) for line in run.output(rank).splitlines()]
+    return list(itertools.chain(*map(ast.literal_eval, lines)))
+
+
+# Time-outs --------------------------------------------------------------------------------------------
+
+
+def test_a_time_out_tells_where_each_rank_was(cell):
+    """For each rank its own line and the call into torch that it waits in are told."""
+    f = cell("def f():\n if is_rank(0):\n  dist.all_reduce(torch.ones(1))\n while is_rank(1):\n  pass\n time.sleep(100)\n")
+    run = study(f, world_size=3)
+    assert [(failure.role, failure.type) for failure in run.failures] == [("stopped", "Timeout")] * 3
+    where = {failure.rank: (failure.where.source, failure.where.call) for failure in run.failures}
+    assert where[0] == ("dist.all_reduce(torch.ones(1))", "all_reduce")
+    assert where[1] in {("while is_rank(1):", ""), ("pass", ""), ("return dist.get_rank() == rank", "get_rank")}
+    assert where[2] == ("time.sleep(100)", "")
+    assert run.verdict() == "ranks 0, 1, 2 of 3: still running after 2 s"
+
+
+def test_a_rank_that_cannot_answer_is_told_as_such(cell, soon_none_left):
+    """Neither a C call that holds the GIL nor a stopped process keeps its rank alive or hides the other's line."""
+    text = "def f():\n print('left', [identity()])\n if is_rank(0):\n  dist.barrier()\n"
+    f = cell(text + " if is_rank(1):\n  ctypes.PyDLL(None).sleep(100)\n os.kill(os.getpid(), signal.SIGSTOP)\n")
+    run = study(f, world_size=3)
+    where = {failure.rank: failure.where for failure in run.failures}
+    assert (where[0].source, where[0].call) == ("dist.barrier()", "barrier")
+    assert (where[1], where[2]) == (None, None)
+    assert "ranks 1, 2 stopped and did not say where" in run.report()
+    soon_none_left(told(run))
+
+
+def test_a_time_out_keeps_what_was_told_before(cell):
+    """The error is also a TimeoutError, and has the output and the values of ranks that had returned."""
+    f = cell("def f():\n print('before')\n if is_rank(1):\n  return 5\n time.sleep(100)\n")
+    with pytest.raises(TimeoutError) as caught:
+        study(f, allow_failure=False)
+    assert isinstance(caught.value, RankTimeoutError)
+    assert caught.value.run.output() == "rank 0 | before\nrank 1 | before"
+    assert dict(caught.value.run.returned) == {1: 5}
+
+
+# Nothing is left --------------------------------------------------------------------------------------
+
+
+def traces():
+    """What a launch could leave in this process."""
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    fds = len(os.listdir("/proc/self/fd"))
+    return fds, sorted(thread.name for thread in threading.enumerate()), dict(os.environ), os.getcwd(), handlers
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_nothing_is_left_in_this_process_or_by_the_ranks(cell, soon_none_left, ending):
+    """After success, failure and time-out: no rank, no child of a rank, no descriptor, no thread, all as before."""
+    f = cell(f"def f():\n loader = start_others()\n {ENDINGS[ending]}\n")
+    study(f)
+    before = traces()
+    run = study(f)
+    assert traces() == before
+    assert run.ok == (ending == "success")
+    assert len(told(run)) == 2 * 4
+    soon_none_left(told(run))
+
+
+SCRIPT = """\
+import ctypes, os, signal, subprocess, sys, time
+import ddplab
+import multiprocessing.forkserver as forkserver
+import torch
+import torch.distributed as dist
+
+def identity(pid="self"):
+    words = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()
+    return os.getpid() if pid == "self" else int(pid), words[19]
+
+def tell(*who):
+    with open(f"{os.getpid()}.tmp", "w") as file:
+        file.write(repr(who))
+    os.rename(file.name, f"{os.getpid()}.told")
+"""
+SCRIPT_THAT_ENDS = """
+def f(ending):
+    iterator = iter(torch.utils.data.DataLoader(range(100), num_workers=1))
+    next(iterator)
+    if ending == "failure":
+        raise ValueError("no")
+    time.sleep(100 if ending == "timeout" else 0)
+
+if __name__ == "__main__":
+    for ending in ("success", "failure", "timeout"):
+        ddplab.launch(f, ending, timeout_s=1, backend="gloo", allow_failure=True)
+"""
+SCRIPT_THAT_IS_KILLED = """
+def f():
+    if dist.get_rank() == 0:
+        tell(identity(), identity(subprocess.Popen(["sleep", "1000"]).pid))
+        dist.barrier()
+    tell(identity())
+    if dist.get_rank() == 1:
+        ctypes.PyDLL(None).sleep(1000)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+if __name__ == "__main__":
+    if sys.argv[1] == "forkserver":
+        forkserver.ensure_running()
+        tell(identity(forkserver._forkserver._forkserver_pid))
+    ddplab.launch(f, world_size=3, start_method=sys.argv[1], backend="gloo")
+"""
+
+
+def start_script(folder, text, *args):
+    """A script in a process of its own, with ``folder`` for its files and its temporary files."""
+    (folder / "temporary").mkdir()
+    (folder / "script.py").write_text(SCRIPT + text)
+    environment = os.environ | {"TMPDIR": str(folder / "temporary"), "PYTHONPATH": os.path.dirname(os.path.dirname(processes.__file__))}
+    return subprocess.Popen([sys.executable, "script.py", *args], cwd=folder, env=environment)
+
+
+def test_a_script_leaves_no_temporary_file(tmp_path):
+    """After launches that end well, fail and time out, and the end of the script, no temporary file is left."""
+    with start_script(tmp_path, SCRIPT_THAT_ENDS) as process:
+        assert process.wait(60) == 0
+    left = [path.name for path in (tmp_path / "temporary").iterdir()]
+    assert [name for name in left if not name.startswith("torchinductor_")] == []  # torch makes that one on import
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_killing_the_launcher_ends_all_that_it_has_started(tmp_path, soon_none_left, start_method):
+    """SIGKILL of the launcher ends ranks that wait, hold the GIL or are stopped, and a child of a rank, within 2 s."""
+    number = 4 if start_method == "forkserver" else 3
+    with start_script(tmp_path, SCRIPT_THAT_IS_KILLED, start_method) as process:
+        try:
+            end = time.monotonic() + 60
+            while len(files := list(tmp_path.glob("*.told"))) < number:
+                assert time.monotonic() < end, "the ranks did not start"
+                assert process.poll() is None
+                time.sleep(0.05)
+        finally:
+            process.kill()
+    soon_none_left(list(itertools.chain(*(ast.literal_eval(file.read_text()) for file in files))))
+
+
+# Accidents --------------------------------------------------------------------------------------------
+
+
+def hit(monkeypatch, number):
+    """Let rank 1 of the next launches get a signal as soon as it exists."""
+
+    class Hit(processes.RankProcess):
+        def __init__(self, rank, *args):
+            super().__init__(rank, *args)
+            if rank == 1:
+                os.kill(self._process.pid, number)
+
+    monkeypatch.setattr(processes, "RankProcess", Hit)
+
+
+def test_a_rank_killed_before_it_reports_is_the_root(cell, monkeypatch):
+    """A rank that is killed right at its start is named, and its peer is stopped."""
+    hit(monkeypatch, signal.SIGKILL)
+    run = study(cell("def f():\n dist.barrier()\n"), timeout_s=30)
+    assert [(failure.rank, failure.role) for failure in run.failures] in ([(1, "root"), (0, "stopped")], [(1, "root"), (0, "echo")])
+    assert run.failures[0].signal == "SIGKILL"
+
+
+def test_a_rank_stopped_while_it_starts_does_not_stop_the_launcher(cell, monkeypatch, soon_none_left):
+    """A rank that never reads its order, too big for any pipe, ends the launch after a while, and the rank."""
+    hit(monkeypatch, signal.SIGSTOP)
+    monkeypatch.setattr(job, "START_LIMIT_S", 2)
+    with pytest.raises(RankTimeoutError, match="not all ranks started") as caught:
+        study(cell("def f(data):\n return len(data)\n"), bytes(30_000_000), allow_failure=False)
+    assert {failure.rank for failure in caught.value.run.failures} >= {1}
+
+
+def test_launches_may_run_in_threads(cell):
+    """Two launches in threads give their own results, while the main thread computes."""
+    f = cell("def f(n):\n dist.barrier()\n return n\n")
+    results = {}
+
+    def work(n):
+        results[n] = launch(f, n, backend="gloo", view="quiet").results
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        sum(range(10_000))
+    assert results == {0: [0, 0], 1: [1, 1]}
+
+
+def test_the_forkserver_may_be_killed_between_launches(cell):
+    """A launch starts a new forkserver when the old one is gone."""
+    f = cell("def f():\n return 1\n")
+    assert launch(f, view="quiet", start_method="forkserver").results == [1, 1]
+    pid = forkserver._forkserver._forkserver_pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert launch(f, view="quiet", start_method="forkserver").results == [1, 1]
+
+
+def test_a_failed_rank_does_not_wait_for_its_time_out(cell):
+    """A failure ends the launch after a short grace, long before the time-out."""
+    began = time.monotonic()
+    with pytest.raises(RankFailedError):
+        study(cell("def f():\n if is_rank(1):\n  raise ValueError\n time.sleep(1000)\n"), allow_failure=False, timeout_s=300)
+    assert time.monotonic() - began < 30
