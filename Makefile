@@ -66,10 +66,10 @@ notebooks: $(STAMP) ## execute every notebook and write it back in its one canon
 	@$(PY) notebooks/execute.py
 
 bench: $(STAMP) ## the measurements of tests/benchmarks
-	@$(PY) -m pytest -q -s tests/benchmarks
+	@for file in tests/benchmarks/bench_*.py; do $(PY) $$file || exit 1; done
 
 gpu: $(STAMP) ## the checks that need a GPU
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash tests/gpu_check.sh
+	@PYTHON=$(PY) bash tests/gpu_check.sh
 
 clean: ## remove what was built; .venv stays
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache

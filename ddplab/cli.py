@@ -59,7 +59,7 @@ def demo(path: Path, out: Path) -> int:
     except (DeadKernelError, RuntimeError, TimeoutError) as error:
         return _complain(f"{_short(path)} could not be executed: {error}")
     notebook.cells.pop()
-    answer = question.outputs[0]
+    answer = next(output for output in question.outputs if output.get("name") != "stderr")
     print(answer.get("text", f"(no table: {answer.get('evalue')}; it shows the notebook's variable `run`)").rstrip())
     for file in _write(notebook, path.stem, out):
         print(_short(file))

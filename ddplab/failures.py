@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -155,10 +154,11 @@ def _in_a_line(alike: Sequence[Failure]) -> str:
         call = f", in torch's {first.where.call}" if first.where and first.where.call else ""
         place = f"at {first.where}: {first.where.source}{call}" if first.where else "and did not say where"
         return f"{_ranks(alike)} stopped {place}"
-    gone = " (an echo: a peer was gone)" if first.role == "echo" else ""
-    # Gloo puts the place in its own source first, which tells a learner nothing.
-    text = re.sub(r"\[\S+\] ", "", str(first).partition("\n")[0])
-    return f"{_ranks(alike)} failed too{gone}: {text[:150]}{'...' * (len(text) > 150)}"
+    if first.role == "echo":
+        place = f" in {first.where}" if first.where else ""
+        return f"{_ranks(alike)} lost a peer, and so failed too: {first.type}{place}"
+    text = str(first).partition("\n")[0]
+    return f"{_ranks(alike)} failed too: {text[:150]}{'...' * (len(text) > 150)}"
 
 
 def _advice(first: Failure, others: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import queue
 import selectors
@@ -89,6 +90,7 @@ class Job:
 
     def _live(self) -> None:
         """From the first rank to the last."""
+        processes.hold_interrupts()
         try:
             store = rendezvous.open_store()
             self._start(dataclasses.replace(self._order, port=store.port))
@@ -164,7 +166,8 @@ class Job:
             if left_s <= 0 or (heed_interrupt and self._abandoned):
                 return False
             for key, mask in self._selector.select(left_s):
-                key.data(mask)
+                if key.fileobj in self._selector.get_map():  # an earlier one may have ended the rank
+                    key.data(mask)
             self._flush()
         return True
 
@@ -245,7 +248,7 @@ class Job:
         exitcode = process.join()
         self._drain(lambda: self._hear(rank))
         for name in process.output:
-            self._drain(lambda name=name: self._read(rank, name))
+            self._drain(functools.partial(self._read, rank, name))
         for name, lines in rank.lines.items():
             self._write_down(rank, name, lines.finish())
         for source in (process.link, *process.output.values(), process.sentinel):

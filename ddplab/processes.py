@@ -22,7 +22,9 @@ from multiprocessing.connection import Connection, Pipe
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-__all__ = ["RankProcess", "lead_group", "warm"]
+__all__ = [
+    "RankProcess", "end_group", "hold_interrupts", "lead_group", "pump", "redirect", "use_own_children", "warm",
+]  # fmt: skip
 
 PRELOAD = ["ddplab.preload"]
 POSIX = os.name == "posix"
@@ -57,7 +59,7 @@ class RankProcess:
         self.alive, alive = socket.socketpair()
         pipes = {name: Pipe(duplex=False) for name in STREAMS if WAITS_FOR_PIPES}
         self.output = {name: pipe[0] for name, pipe in pipes.items()}
-        self._mine = [self.link, self.alive, *self.output.values()]
+        self._mine: list[Any] = [self.link, self.alive, *self.output.values()]
         theirs = {name: pipe[1] for name, pipe in pipes.items()}
         try:
             self._process = _start(start_method, main, (rank, link, alive, theirs))
@@ -65,7 +67,8 @@ class RankProcess:
             self.close()
             raise
         finally:
-            for end in (link, alive, *theirs.values()):
+            ends: list[Any] = [link, alive, *theirs.values()]
+            for end in ends:
                 end.close()
         self.sentinel = self._process.sentinel if WAITS_FOR_PIPES else None
 
@@ -107,6 +110,15 @@ def _start(start_method: str, main: Callable[..., None], args: tuple[Any, ...]) 
     return process
 
 
+def hold_interrupts() -> None:
+    """Keep interrupts away from what this thread starts: a rank in the middle of its imports would die noisily.
+
+    The mask of the thread is inherited; ``lead_group`` lifts it, once the rank has left the kernel's group.
+    """
+    if POSIX:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
 # In the rank ------------------------------------------------------------------------------------------
 
 
@@ -120,6 +132,9 @@ def lead_group(alive: socket.socket) -> None:
     if not POSIX:
         return
     os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # forgets an interrupt that has come meanwhile
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.platform == "linux":
         import fcntl
 
@@ -144,7 +159,7 @@ def use_own_children() -> None:
     """
     if sys.platform == "linux":
         multiprocessing.set_start_method("fork", force=True)
-    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     server._forkserver_address = server._forkserver_pid = None
     forkserver.set_forkserver_preload(["torch", "ddplab.shipping"])
 

@@ -19,6 +19,7 @@ from ddplab.failures import Failure
 
 __all__ = ["Failure", "MetricRow", "Run", "Spec"]
 
+
 @dataclass(frozen=True)
 class Spec:
     """What was asked for: the function's name and the options as they were decided."""

@@ -114,14 +114,15 @@ def unpack(data: bytes) -> Any:
     return obj
 
 
-_shipped: dict[str, Any] = {}
+# The names that came with the function: the notebook has them too.
+_shipped: set[str] = set()
 
 
 class _ByName(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles a result: what was shipped goes back by name, tensors go to the CPU, the rest by value."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if _is_code(obj) and _shipped.get(obj.__qualname__) is obj and _is_ours(obj):
+        if _is_ours(obj) and obj.__qualname__ in _shipped:
             return obj.__qualname__
         if _is_tensor(obj):
             return _on_cpu(obj).__reduce_ex__(5)
@@ -173,7 +174,7 @@ def let_workers_ship() -> None:
     """
     global _owner
     _owner = os.getpid()
-    ForkingPickler.reducer_override = _reduce_for_child  # type: ignore[attr-defined]
+    ForkingPickler.reducer_override = _reduce_for_child  # type: ignore[method-assign, assignment]
 
 
 def _reduce_for_child(_pickler: ForkingPickler, obj: Any) -> Any:
@@ -185,7 +186,7 @@ def _reduce_for_child(_pickler: ForkingPickler, obj: Any) -> Any:
 
 
 def _unpack_in_child(data: bytes) -> Any:
-    ForkingPickler.reducer_override = _reduce_for_child  # type: ignore[attr-defined]
+    ForkingPickler.reducer_override = _reduce_for_child  # type: ignore[method-assign, assignment]
     return unpack(data)
 
 
@@ -194,7 +195,9 @@ def _unpack_in_child(data: bytes) -> Any:
 
 def _type(obj: Any) -> str:
     kind = type(obj)
-    return kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    return (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
 
 
 def _parts(obj: Any, name: str) -> list[tuple[str, Any]]:

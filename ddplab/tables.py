@@ -62,7 +62,9 @@ def to_text(rows: Rows) -> str:
     widths = [max(len(text[column]) for text in texts) for column in range(len(texts[0]))]
     numeric = [all(isinstance(row[name], int | float) for row in rows) for name in rows[0]]
     lines = (
-        "  ".join(f"{cell:>{w}}" if right else f"{cell:<{w}}" for cell, w, right in zip(text, widths, numeric, strict=True))
+        "  ".join(
+            f"{cell:>{w}}" if right else f"{cell:<{w}}" for cell, w, right in zip(text, widths, numeric, strict=True)
+        )
         for text in texts
     )
     return "\n".join(line.rstrip() for line in lines)
@@ -75,7 +77,9 @@ def to_html(rows: Rows, caption: str = "") -> str:
         "<tr>" + "".join(f'<td style="text-align:left">{html.escape(_short(v))}</td>' for v in row.values()) + "</tr>"
         for row in rows
     )
-    return f"<table><caption>{html.escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return (
+        f"<table><caption>{html.escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
 
 
 def _short(value: Any) -> str:

@@ -76,7 +76,9 @@ def told(run):
 
 def test_a_time_out_tells_where_each_rank_was(cell):
     """For each rank its own line and the call into torch that it waits in are told."""
-    f = cell("def f():\n if is_rank(0):\n  dist.all_reduce(torch.ones(1))\n while is_rank(1):\n  pass\n time.sleep(100)\n")
+    f = cell(
+        "def f():\n if is_rank(0):\n  dist.all_reduce(torch.ones(1))\n while is_rank(1):\n  pass\n time.sleep(100)\n"
+    )
     run = study(f, world_size=3)
     assert [(failure.role, failure.type) for failure in run.failures] == [("stopped", "Timeout")] * 3
     where = {failure.rank: (failure.where.source, failure.where.call) for failure in run.failures}
@@ -181,7 +183,10 @@ def start_script(folder, text, *args):
     """A script in a process of its own, with ``folder`` for its files and its temporary files."""
     (folder / "temporary").mkdir()
     (folder / "script.py").write_text(SCRIPT + text)
-    environment = os.environ | {"TMPDIR": str(folder / "temporary"), "PYTHONPATH": os.path.dirname(os.path.dirname(processes.__file__))}
+    environment = os.environ | {
+        "TMPDIR": str(folder / "temporary"),
+        "PYTHONPATH": os.path.dirname(os.path.dirname(processes.__file__)),
+    }
     return subprocess.Popen([sys.executable, "script.py", *args], cwd=folder, env=environment)
 
 
@@ -228,7 +233,10 @@ def test_a_rank_killed_before_it_reports_is_the_root(cell, monkeypatch):
     """A rank that is killed right at its start is named, and its peer is stopped."""
     hit(monkeypatch, signal.SIGKILL)
     run = study(cell("def f():\n dist.barrier()\n"), timeout_s=30)
-    assert [(failure.rank, failure.role) for failure in run.failures] in ([(1, "root"), (0, "stopped")], [(1, "root"), (0, "echo")])
+    assert [(failure.rank, failure.role) for failure in run.failures] in (
+        [(1, "root"), (0, "stopped")],
+        [(1, "root"), (0, "echo")],
+    )
     assert run.failures[0].signal == "SIGKILL"
 
 
@@ -271,5 +279,9 @@ def test_a_failed_rank_does_not_wait_for_its_time_out(cell):
     """A failure ends the launch after a short grace, long before the time-out."""
     began = time.monotonic()
     with pytest.raises(RankFailedError):
-        study(cell("def f():\n if is_rank(1):\n  raise ValueError\n time.sleep(1000)\n"), allow_failure=False, timeout_s=300)
+        study(
+            cell("def f():\n if is_rank(1):\n  raise ValueError\n time.sleep(1000)\n"),
+            allow_failure=False,
+            timeout_s=300,
+        )
     assert time.monotonic() - began < 30

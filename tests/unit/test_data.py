@@ -44,9 +44,7 @@ def test_ten_classes_have_ten_names() -> None:
 
 
 @pytest.mark.parametrize("num_images", [1, 10, 11, 999])
-def test_item_i_is_the_same_however_many_are_asked_for(
-    train: ShapesDataset, num_images: int
-) -> None:
+def test_item_i_is_the_same_however_many_are_asked_for(train: ShapesDataset, num_images: int) -> None:
     few = ShapesDataset(num_images)
     assert torch.equal(few.pixels, train.pixels[:num_images])
     assert torch.equal(few.targets, train.targets[:num_images])
@@ -77,9 +75,7 @@ def test_the_first_labels_are_those_the_lessons_show(train: ShapesDataset) -> No
 
 
 def test_splits_and_seeds_share_no_image() -> None:
-    parts = [
-        ShapesDataset(100, train=train, seed=seed) for train in (True, False) for seed in (0, 1, 2)
-    ]
+    parts = [ShapesDataset(100, train=train, seed=seed) for train in (True, False) for seed in (0, 1, 2)]
     pixels = torch.cat([part.pixels for part in parts]).flatten(1)
     assert len(pixels.unique(dim=0)) == 600
 
@@ -111,9 +107,7 @@ def test_classes_are_balanced_to_within_one(num_images: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
-def test_every_rank_of_an_unshuffled_sampler_meets_all_classes(
-    train: ShapesDataset, world_size: int
-) -> None:
+def test_every_rank_of_an_unshuffled_sampler_meets_all_classes(train: ShapesDataset, world_size: int) -> None:
     for rank in range(world_size):
         sampler = DistributedSampler(train, world_size, rank, shuffle=False)
         counts = train.targets[list(sampler)].bincount(minlength=10)
@@ -127,9 +121,7 @@ def colours(shapes: ShapesDataset) -> Tensor:
 
 
 @pytest.mark.parametrize("num_features", [3, 6], ids=["mean", "mean-and-std"])
-def test_colours_do_not_give_the_class_away(
-    train: ShapesDataset, test: ShapesDataset, num_features: int
-) -> None:
+def test_colours_do_not_give_the_class_away(train: ShapesDataset, test: ShapesDataset, num_features: int) -> None:
     """Neither the nearest class mean nor a linear fit gets far from one in ten."""
     known, asked = colours(train)[:, :num_features], colours(test)[:, :num_features]
     known, asked = (known - known.mean(0)) / known.std(0), (asked - known.mean(0)) / known.std(0)
@@ -173,9 +165,7 @@ def lenet() -> nn.Module:
     )
 
 
-def test_lenet_learns_in_one_epoch_and_has_more_to_learn(
-    train: ShapesDataset, test: ShapesDataset
-) -> None:
+def test_lenet_learns_in_one_epoch_and_has_more_to_learn(train: ShapesDataset, test: ShapesDataset) -> None:
     images, labels = as_batch(train)
     test_images, test_labels = as_batch(test)
     accuracy = []
@@ -215,9 +205,7 @@ def in_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("train", "num_images"), [(True, 10), (False, 2)])
-def test_real_items_have_the_form_of_the_embedded_ones(
-    fake_cifar10: Path, train: bool, num_images: int
-) -> None:
+def test_real_items_have_the_form_of_the_embedded_ones(fake_cifar10: Path, train: bool, num_images: int) -> None:
     items = list(cifar10(fake_cifar10, train=train))
     assert len(items) == num_images
     (black, three), (white, five) = items[:2]
@@ -239,9 +227,7 @@ def test_the_launcher_may_ask_for_a_download_and_data_already_there_is_kept(
 def test_a_rank_may_not_download(fake_cifar10: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where the data is there: the cell would fail on the next machine."""
     monkeypatch.setenv("DDPLAB_RANK", "2")
-    with pytest.raises(
-        RuntimeError, match=r"rank 2: .*once in a cell before launch.*download=False"
-    ):
+    with pytest.raises(RuntimeError, match=r"rank 2: .*once in a cell before launch.*download=False"):
         cifar10(fake_cifar10, download=True)
 
 
@@ -263,9 +249,7 @@ def test_half_a_data_set_is_missing_data(fake_cifar10: Path) -> None:
         cifar10(fake_cifar10)
 
 
-def test_a_download_that_fails_is_not_told_as_missing_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_that_fails_is_not_told_as_missing_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: CIFAR10) -> None:
         raise RuntimeError("File not found or corrupted.")
 

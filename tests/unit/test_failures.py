@@ -56,13 +56,14 @@ def test_the_verdict_names_rank_line_and_reason() -> None:
 
 def test_the_report_tells_what_the_others_did_and_what_to_do() -> None:
     """Traceback of the first, then a line for those that failed or waited alike, then a next step."""
-    run = run_of(raised(1, 0.1), *waiting(0, 1.1, "failure"), *waiting(3, 1.1, "failure"), gone_peer(2, 0.2), world_size=4)
+    run = run_of(
+        raised(1, 0.1), *waiting(0, 1.1, "failure"), *waiting(3, 1.1, "failure"), gone_peer(2, 0.2), world_size=4
+    )
     assert run.report().splitlines() == [
         "traceback of rank 1:",
         "  Traceback ...",
         "  ValueError: bad",
-        "rank 2 failed too (an echo: a peer was gone): RuntimeError in cell In[7], line 5: "
-        "Connection closed by peer [127.0.0.1]:8",
+        "rank 2 lost a peer, and so failed too: RuntimeError in cell In[7], line 5",
         "ranks 0, 3 stopped at cell In[7], line 9: dist.all_reduce(x), in torch's all_reduce",
         "next: mend cell In[7], line 3; the other ranks only waited for this one.",
     ]

@@ -47,7 +47,9 @@ def test_a_room_imports_only_from_below(file: Path) -> None:
 
 def test_importing_ddplab_loads_nothing_heavy() -> None:
     """A script or a rank that imports ddplab does not pay for torch, matplotlib, IPython or widgets."""
-    code = "import sys, ddplab; print([m for m in ('torch', 'matplotlib', 'IPython', 'ipywidgets') if m in sys.modules])"
+    code = (
+        "import sys, ddplab; print([m for m in ('torch', 'matplotlib', 'IPython', 'ipywidgets') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -1,0 +1,69 @@
+"""The cell is interrupted, or the kernel ends: no rank goes on."""
+
+import os
+import signal
+import time
+
+import pytest
+from conftest import TELL, children, wait_for
+
+HANDLERS = "import signal; [str(signal.getsignal(number)) for number in sorted(signal.valid_signals())]"
+
+
+def check_usable(kernel):
+    """The kernel still runs ranks, with the start method that is usual there."""
+    shown = kernel.run("launch(print, 'again', timeout_s=50)")
+    assert shown.error == ""
+    assert "rank 0 | again\nrank 1 | again" in shown.text
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_an_interrupt_ends_the_ranks_and_the_cell(kernel, ranks, times):
+    """However often the stop button is pressed: KeyboardInterrupt, no rank left, handlers as before, all usable."""
+    before = kernel.run(HANDLERS).result
+    cell = kernel.start(f"launch(hang, {str(ranks.folder)!r})")
+    ranks.wait(2)
+    began = time.monotonic()
+    for _ in range(times):
+        kernel.interrupt()
+    shown = kernel.wait(cell, 6)
+    ranks.check_gone()
+    assert time.monotonic() - began < 6  # 2 s are promised
+    assert shown.error.startswith("KeyboardInterrupt")
+    assert kernel.run(HANDLERS).result == before
+    check_usable(kernel)
+
+
+def test_an_interrupt_while_ranks_are_spawned(kernel, ranks):
+    """Ranks that still import are ended too, without a word of their own under the cell."""
+    cell = kernel.start(f"launch(hang, {str(ranks.folder)!r}, start_method='spawn')")
+    wait_for(lambda: sum("spawn_main" in line for line in children(kernel.pid)) == 2, 30, "two ranks spawned")
+    kernel.interrupt()
+    shown = kernel.wait(cell, 6)
+    assert shown.error.startswith("KeyboardInterrupt")
+    assert (shown.stdout, shown.stderr) == ("", "")
+    assert not [line for line in children(kernel.pid) if "spawn_main" in line]
+    check_usable(kernel)
+
+
+def test_an_interrupt_while_the_forkserver_starts(fresh_kernel, ranks):
+    """An interrupt of the very first launch ends it, and the next one starts what it needs."""
+    cell = fresh_kernel.start(f"{TELL}\nlaunch(hang, {str(ranks.folder)!r})")
+    wait_for(lambda: any("forkserver" in line for line in children(fresh_kernel.pid)), 30, "the forkserver starts")
+    fresh_kernel.interrupt()
+    shown = fresh_kernel.wait(cell, 30)
+    assert shown.error.startswith("KeyboardInterrupt")
+    assert fresh_kernel.run(TELL).error == ""
+    check_usable(fresh_kernel)
+
+
+@pytest.mark.parametrize("end", ["kill", "restart"])
+def test_no_rank_outlives_its_kernel(fresh_kernel, ranks, end):
+    """SIGKILL of the kernel, and a restart, end its ranks."""
+    fresh_kernel.start(f"{TELL}\nlaunch(hang, {str(ranks.folder)!r})")
+    ranks.wait(2)
+    if end == "kill":
+        os.kill(fresh_kernel.pid, signal.SIGKILL)
+    else:
+        fresh_kernel.manager.restart_kernel()
+    ranks.check_gone()
