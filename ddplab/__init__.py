@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import multiprocessing
 import sys
 from typing import TYPE_CHECKING
@@ -26,14 +28,24 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> object:
     """``ddplab.plots`` loads matplotlib when it is first used."""
     if name in ("plots", "data", "tables"):
-        import importlib
-
         return importlib.import_module(f"ddplab.{name}")
     raise AttributeError(f"module 'ddplab' has no attribute {name!r}")
 
 
-if "ipykernel" in sys.modules and sys.platform == "linux" and multiprocessing.parent_process() is None:
-    # A learner reads for a few seconds before the first launch: let the forkserver import torch meanwhile.
+def _warm() -> None:
+    """In a notebook, prepare the first launch while the learner reads: the forkserver, and torch in the kernel.
+
+    torch is imported by the kernel's own event loop, when the cell has ended. A thread would not do: torch
+    breaks when one thread imports it and another one of its parts.
+    """
+    import asyncio
+
     from ddplab.processes import warm
 
-    warm(import_torch=True)
+    warm()
+    with contextlib.suppress(RuntimeError):  # no event loop: torch is imported by the first launch
+        asyncio.get_running_loop().call_later(0.05, importlib.import_module, "torch.multiprocessing")
+
+
+if "ipykernel" in sys.modules and sys.platform == "linux" and multiprocessing.parent_process() is None:
+    _warm()

@@ -34,15 +34,10 @@ STREAMS = {"stdout": 1, "stderr": 2}
 WAITS_FOR_PIPES = POSIX
 
 
-def warm(import_torch: bool = False) -> None:
-    """Start the forkserver, so that it imports what a rank needs while the learner reads.
-
-    Returns at once. ``import_torch`` also imports torch in a thread of this process.
-    """
+def warm() -> None:
+    """Start the forkserver, which then imports what ranks need while the learner reads. Returns at once."""
     forkserver.set_forkserver_preload(PRELOAD)
     forkserver.ensure_running()
-    if import_torch:
-        threading.Thread(target=__import__, args=("torch.multiprocessing",), name="ddplab-warm", daemon=True).start()
 
 
 class RankProcess:

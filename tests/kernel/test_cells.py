@@ -1,9 +1,10 @@
 """A cell of a real kernel runs ranks: what is shown while they run, at the end, and after a failure."""
 
 import re
+from pathlib import Path
 
 import pytest
-from conftest import wait_for
+from watch import wait_for
 
 
 def test_a_function_of_a_cell_runs_on_ranks(kernel):
@@ -52,14 +53,12 @@ def test_a_failure_shows_the_lines_that_matter(kernel):
     "call", ["launch(bad, world_size=0)", "launch(bad, 1)", "launch(None)", "launch(bad, view='x')"]
 )
 def test_a_refusal_shows_the_call_and_the_message(kernel, call):
-    """The traceback of a bad argument ends at the learner's call."""
+    """The message of a bad argument is shown without the lines of ddplab that check it."""
     shown = kernel.run(f"def bad():\n    pass\n{call}")
     traceback = plain(shown.traceback)
     assert shown.error.startswith(("TypeError", "ValueError"))
-    assert call in traceback
-    assert "launcher.py" not in traceback
-    assert "machine.py" not in traceback
-    assert "view.py" not in traceback
+    assert shown.error in traceback
+    assert not re.search(r"(launcher|machine|view)\.py", traceback)
 
 
 def test_importing_ddplab_warms_up(fresh_kernel):
@@ -67,7 +66,7 @@ def test_importing_ddplab_warms_up(fresh_kernel):
     assert fresh_kernel.run("import sys, ddplab").error == ""
     name = "ddplab.processes.forkserver._forkserver._forkserver_pid"
     pid = int(fresh_kernel.run(name).result["text/plain"])
-    wait_for(lambda: "libtorch_python" in open(f"/proc/{pid}/maps").read(), 60, "torch in the forkserver")
+    wait_for(lambda: "libtorch_python" in Path(f"/proc/{pid}/maps").read_text(), 60, "torch in the forkserver")
     wait_for(
         lambda: fresh_kernel.run("'torch.multiprocessing' in sys.modules").result["text/plain"] == "True", 60, "torch"
     )

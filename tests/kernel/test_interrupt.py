@@ -3,9 +3,10 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
-from conftest import TELL, children, wait_for
+from watch import TELL, children, wait_for
 
 HANDLERS = "import signal; [str(signal.getsignal(number)) for number in sorted(signal.valid_signals())]"
 
@@ -53,7 +54,19 @@ def test_an_interrupt_while_the_forkserver_starts(fresh_kernel, ranks):
     fresh_kernel.interrupt()
     shown = fresh_kernel.wait(cell, 30)
     assert shown.error.startswith("KeyboardInterrupt")
+    assert (shown.stdout, shown.stderr) == ("", "")
     assert fresh_kernel.run(TELL).error == ""
+    check_usable(fresh_kernel)
+
+
+def test_an_interrupt_while_torch_is_imported(fresh_kernel):
+    """Interrupting a first launch that imports torch does not leave half of torch to the kernel."""
+    cell = fresh_kernel.start("from ddplab import launch\nlaunch(print, 'first')")
+    maps = Path(f"/proc/{fresh_kernel.pid}/maps")
+    wait_for(lambda: "libtorch_python" in maps.read_text(), 60, "torch is being imported")
+    fresh_kernel.interrupt()
+    shown = fresh_kernel.wait(cell, 30)
+    assert shown.error.startswith("KeyboardInterrupt")
     check_usable(fresh_kernel)
 
 

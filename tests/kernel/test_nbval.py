@@ -6,9 +6,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from conftest import TELL
 from nbclient import NotebookClient
+from watch import TELL
 
+SANITIZER = Path(__file__).parents[1] / "nbval_sanitize.cfg"
 CELLS = [
     ("import os\nimport torch\nimport torch.distributed as dist\nfrom ddplab import launch, log, plots", []),
     ("def train():\n"
@@ -45,7 +46,8 @@ def write(path, cells):
 
 def nbval(path, *options):
     """What pytest --nbval says of the notebook."""
-    command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-p", "no:cacheprovider", path.name]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--nbval", "--nbval-current-env"]
+    command += [f"--nbval-sanitize-with={SANITIZER}", path.name]
     return subprocess.run(
         [*command, *options], cwd=path.parent, capture_output=True, text=True, check=False, timeout=100
     )

@@ -50,8 +50,9 @@ class Cells:
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         self.filenames.append(filename)
         tree, last = ast.parse(source, filename), None
-        if isinstance(tree.body[-1], ast.Expr):
-            last = ast.Expression(tree.body.pop().value)
+        if isinstance(end := tree.body[-1], ast.Expr):
+            tree.body.pop()
+            last = ast.Expression(end.value)
         exec(compile(tree, filename, "exec", dont_inherit=True), self.namespace)
         return eval(compile(last, filename, "eval", dont_inherit=True), self.namespace) if last else None
 

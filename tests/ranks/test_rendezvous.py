@@ -32,10 +32,10 @@ OF_TORCHRUN = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "OMP
 def test_the_environment_is_that_of_torchrun(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every variable that torchrun sets on one node is there in every rank, with the same value."""
     monkeypatch.setenv("FOLDER", str(tmp_path))
+    before = dict(os.environ)
     (tmp_path / "script.py").write_text(PRINT_ENVIRONMENT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run([*torchrun, str(tmp_path / "script.py")], check=True, capture_output=True, timeout=120)
-    before = dict(os.environ)
+    subprocess.run([*torchrun, str(tmp_path / "script.py")], check=True, capture_output=True, timeout=120, env=before)
 
     def environment() -> dict[str, str]:
         return dict(os.environ)

@@ -40,6 +40,14 @@ WAYS = {
     "decorator": "import functools\ndef twice(g):\n    @functools.wraps(g)\n    def h(*a): return 2 * g(*a)\n    return h\n"
     "@twice\ndef f(): return 21",
     "decorator of torch": "@torch.no_grad()\ndef f(): return 42 if not torch.is_grad_enabled() else 0",
+    "decorator that gives an argument": "import functools\ndef given(g):\n    @functools.wraps(g)\n"
+    "    def h(*a): return g(42, *a)\n    return h\n@given\ndef f(n): return n",
+    "wrapper of a library's function": "import functools, math\nN = 2\n@functools.wraps(math.sqrt)\n"
+    "def g(n): return N * n\ndef f(): return g(21)",
+    "cached function": "import functools\n@functools.cache\ndef g(n): return n\n"
+    "@functools.lru_cache(maxsize=1)\ndef f(): return g(42)",
+    "cached property": "import functools\nclass A:\n    @functools.cached_property\n    def n(self): return 42\n"
+    "def f(): return A().n",
     "context manager": "import contextlib\n@contextlib.contextmanager\ndef given(n): yield n\n"
     "def f():\n    with given(42) as n: return n",
     "module's function": "import math, functools\nf = functools.partial(math.comb, 42, 1)",
