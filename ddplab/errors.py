@@ -25,7 +25,7 @@ class DdplabError(Exception):
 
 
 class LaunchError(DdplabError):
-    """The ranks could not be started; none is left."""
+    """The ranks could not be started or looked after; none is left."""
 
 
 class ShippingError(DdplabError, TypeError):

@@ -87,6 +87,7 @@ def launch(
         packed=shipping.pack(fn, args),
         world_size=world_size,
         backend=backend,
+        environ=dict(os.environ),
         env=_check_env(env),
         folder=os.getcwd(),
         path=[entry or os.getcwd() for entry in sys.path],
@@ -118,7 +119,7 @@ def _watch(job: Job, screen: views.View) -> Run:
     if interrupted:
         raise KeyboardInterrupt
     if job.error is not None:
-        raise LaunchError(f"the ranks could not be started: {job.error}") from job.error
+        raise LaunchError(f"the launch was given up: {type(job.error).__name__}: {job.error}") from job.error
     return run
 
 
@@ -158,7 +159,7 @@ def _check_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
         raise TypeError(f"{fn.__name__} is a coroutine or generator function: calling it runs nothing. Wrap it.")
     try:
-        signature = inspect.signature(fn)
+        signature = inspect.signature(fn, follow_wrapped=False)
     except (TypeError, ValueError):  # some built-in functions have none
         return
     try:

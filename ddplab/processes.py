@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -28,10 +28,13 @@ __all__ = [
 
 PRELOAD = ["ddplab.preload"]
 POSIX = os.name == "posix"
+KILL_LIMIT_S = 5.0
 STREAMS = {"stdout": 1, "stderr": 2}
 # Whether a pipe can stand in for descriptors 1 and 2 of another process, and be waited for with sockets.
 # On Windows neither holds: there the rank itself sends what it wrote, and its closed link tells its end.
 WAITS_FOR_PIPES = POSIX
+# multiprocessing asks after all children when it starts one; two threads at once would lose an exit code.
+_polling = threading.Lock()
 
 
 def warm() -> None:
@@ -57,7 +60,8 @@ class RankProcess:
         self._mine: list[Any] = [self.link, self.alive, *self.output.values()]
         theirs = {name: pipe[1] for name, pipe in pipes.items()}
         try:
-            self._process = _start(start_method, main, (rank, link, alive, theirs))
+            with _polling:
+                self._process = _start(start_method, main, (rank, link, alive, theirs))
         except BaseException:
             self.close()
             raise
@@ -70,14 +74,19 @@ class RankProcess:
     def kill(self) -> None:
         """End the rank and whatever it has started. Harmless when it is gone."""
         if POSIX and self._process.pid is not None:
+            members = _open_members(self._process.pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+            for member in members:  # which can be read when the process is gone
+                wait([member], KILL_LIMIT_S)
+                os.close(member)
         with contextlib.suppress(ValueError, ProcessLookupError):
             self._process.kill()
 
     def join(self) -> int:
         """Wait for the process, which has ended or was killed, and give its exit code."""
-        self._process.join(10)
+        with _polling:
+            self._process.join(KILL_LIMIT_S)
         exitcode = self._process.exitcode
         self.exitcode = 255 if exitcode is None else exitcode
         return self.exitcode
@@ -86,6 +95,16 @@ class RankProcess:
         """Close the launcher's ends."""
         for end in self._mine:
             end.close()
+
+
+def _open_members(group: int) -> list[int]:
+    """Descriptors of the processes of a group, to wait for; on Linux only."""
+    members = []
+    for name in os.listdir("/proc") if sys.platform == "linux" else ():
+        with contextlib.suppress(ValueError, OSError):
+            if os.getpgid(int(name)) == group:
+                members.append(os.pidfd_open(int(name)))
+    return members
 
 
 def _start(start_method: str, main: Callable[..., None], args: tuple[Any, ...]) -> BaseProcess:

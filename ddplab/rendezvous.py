@@ -7,6 +7,7 @@ so ``init_process_group("gloo")`` and ``init_method="env://"`` work unchanged.
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from typing import TYPE_CHECKING
@@ -60,6 +61,7 @@ def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
         # The launcher already serves the store: rank 0 must not try to.
         "TORCHELASTIC_USE_AGENT_STORE": True,
         "DDPLAB_RANK": rank,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
     if interface := _INTERFACE.get(sys.platform):
         names |= {f"{backend}_SOCKET_IFNAME": interface for backend in ("GLOO", "TP", "NCCL")}

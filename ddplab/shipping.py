@@ -8,6 +8,7 @@ by name where the notebook has the original: an instance that returns is of the 
 
 from __future__ import annotations
 
+import functools
 import io
 import marshal
 import os
@@ -27,6 +28,16 @@ __all__ = ["let_workers_ship", "pack", "pack_result", "unpack", "unpack_result"]
 
 def _main() -> dict[str, Any]:
     return vars(sys.modules["__main__"])
+
+
+def _cached(fn: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(fn)
+
+
+def _cached_property(fn: Any, name: str) -> Any:
+    made = functools.cached_property(fn)
+    made.attrname = name
+    return made
 
 
 class _MainGlobals(dict[str, Any]):
@@ -67,10 +78,14 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
             raise TypeError("a CUDA tensor belongs to the process that made it")
         if isinstance(obj, _FILES) and obj not in (sys.stdin, sys.stdout, sys.stderr):
             raise TypeError("an open file belongs to the process that opened it")
+        if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
+        if isinstance(obj, functools.cached_property):  # which holds a lock before Python 3.12
+            return _cached_property, (obj.func, obj.attrname)
         if isinstance(obj, CodeType):  # cloudpickle would drop the name of the cell, which tracebacks need
             self.filenames.add(obj.co_filename)
             return marshal.loads, (marshal.dumps(obj),)
-        if isinstance(obj, FunctionType) and obj.__module__ == "__main__":
+        if isinstance(obj, FunctionType) and obj.__globals__ is _main():
             self.globals_ref.setdefault(id(obj.__globals__), _MainGlobals(__name__="__main__"))
         if _is_ours(obj):
             self.names[obj.__qualname__] = obj
@@ -111,11 +126,18 @@ def unpack(data: bytes) -> Any:
     obj, names = unpickler.load(), unpickler.load()
     _main().update(names)
     _shipped.update(names)
+    _classes.update(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS)
     return obj
 
 
 # The names that came with the function: the notebook has them too.
 _shipped: set[str] = set()
+_classes: dict[type, str] = {}  # classes that came from the launcher, by cloudpickle's ids
+
+
+def _original(identity: str) -> Any:
+    """The class of this process that cloudpickle once sent off under ``identity``."""
+    return cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[identity]
 
 
 class _ByName(cloudpickle.Pickler):  # type: ignore[misc]
@@ -124,6 +146,10 @@ class _ByName(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if _is_ours(obj) and obj.__qualname__ in _shipped:
             return obj.__qualname__
+        if isinstance(obj, type) and obj in _classes:
+            return _original, (_classes[obj],)
+        if type(obj).__name__ == "DistributedDataParallel":
+            raise TypeError("it belongs to the process group of its rank")
         if _is_tensor(obj):
             return _on_cpu(obj).__reduce_ex__(5)
         return super().reducer_override(obj)
@@ -146,12 +172,16 @@ def pack_result(value: Any) -> bytes:
 
     Raises :class:`ShippingError`, which names the type of what cannot be pickled.
     """
-    file = io.BytesIO()
     try:
-        _ByName(file, protocol=5).dump(value)
+        return _pack_value(value)
     except Exception as error:
-        culprit = _find(value, "the value", lambda part: pack_result(part)) or ("the value", value)
+        culprit = _find(value, "the value", _pack_value) or ("the value", value)
         raise ShippingError(f"{culprit[0]} cannot be pickled: {_type(culprit[1])}. {_advice(culprit[1])}") from error
+
+
+def _pack_value(value: Any) -> bytes:
+    file = io.BytesIO()
+    _ByName(file, protocol=5).dump(value)
     return file.getvalue()
 
 
@@ -202,6 +232,8 @@ def _type(obj: Any) -> str:
 
 def _parts(obj: Any, name: str) -> list[tuple[str, Any]]:
     """What ``obj`` is made of, each with a name that the learner can find."""
+    if type(obj).__name__ in _ADVICE:
+        return []
     if isinstance(obj, FunctionType):
         code, held = obj.__code__, obj.__closure__ or ()
         cells = [(n, c.cell_contents) for n, c in zip(code.co_freevars, held, strict=True) if _is_filled(c)]
@@ -212,15 +244,21 @@ def _parts(obj: Any, name: str) -> list[tuple[str, Any]]:
         held_by = f"captured by {obj.__name__}"
         return [(f"{n!r}, {held_by}", v) for n, v in cells + known if v is not obj] + defaults + extra + wrapped
     if isinstance(obj, dict):
-        return [(f"{name}[{key!r}]", value) for key, value in obj.items()]
+        return [(_inside(name, f"[{key!r}]"), value) for key, value in obj.items()]
     if isinstance(obj, list | tuple | set | frozenset):
-        return [(f"{name}[{index}]", value) for index, value in enumerate(obj)]
+        return [(_inside(name, f"[{index}]"), value) for index, value in enumerate(obj)]
     if isinstance(obj, type):
         return [(f"{obj.__name__}.{key}", value) for key, value in vars(obj).items() if not key.startswith("__weakref")]
-    inner = [(f"{name}.{key}", value) for key, value in getattr(obj, "__dict__", {}).items()]
+    inner = [(_inside(name, f".{key}"), value) for key, value in getattr(obj, "__dict__", {}).items()]
     for key in ("func", "args", "keywords", "__func__", "__self__"):
         inner += [(f"{name}.{key}", getattr(obj, key))] if hasattr(obj, key) else []
     return [*inner, (type(obj).__name__, type(obj))] if type(obj).__module__ == "__main__" else inner
+
+
+def _inside(name: str, part: str) -> str:
+    """ "'state', captured by f" and "[0]" give "'state'[0], captured by f"."""
+    head, captured, holder = name.partition(", captured by ")
+    return f"{head}{part}{captured}{holder}"
 
 
 def _is_filled(cell: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing.util
 import os
 import random
@@ -29,6 +30,7 @@ class Order:
     packed: bytes = field(repr=False)
     world_size: int
     backend: str | None
+    environ: dict[str, str | None] = field(repr=False)
     env: dict[str, str | None]
     folder: str
     path: list[str]
@@ -110,9 +112,9 @@ def settle(rank: int, order: Order) -> None:
     """Make this process look like the launcher's, with the variables of this rank."""
     os.chdir(order.folder)
     sys.path[:] = order.path
-    variables = rendezvous.environment(rank, order.world_size, order.port) | order.env
-    for name, value in variables.items():
-        if value is None:
+    wanted = order.environ | rendezvous.environment(rank, order.world_size, order.port) | order.env
+    for name in os.environ.keys() | wanted.keys():
+        if (value := wanted.get(name)) is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
@@ -140,8 +142,12 @@ def join_group(rank: int, order: Order) -> None:
     import torch
     import torch.distributed as dist
 
+    # Keys of its own in the store: a group that the function makes later would stumble over those of this one.
+    store = dist.PrefixStore("ddplab", dist.TCPStore(rendezvous.LOOPBACK, order.port, is_master=False))
     device_id = torch.device("cuda", rank) if order.backend == "nccl" else None
-    dist.init_process_group(order.backend, rank=rank, world_size=order.world_size, device_id=device_id)
+    os.environ["TORCH_DIST_INIT_BARRIER"] = "1"  # no rank may fail while another still connects to it
+    dist.init_process_group(order.backend, store=store, rank=rank, world_size=order.world_size, device_id=device_id)
+    del os.environ["TORCH_DIST_INIT_BARRIER"]
 
 
 def leave_group() -> None:
@@ -172,6 +178,8 @@ def leave(exitcode: int, finish: Callable[[], None]) -> None:
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
+        if processes.POSIX:
+            ctypes.CDLL(None).fflush(None)  # what C and C++ libraries have printed
         finish()
     os._exit(exitcode)
 
