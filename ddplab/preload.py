@@ -21,7 +21,7 @@ with warnings.catch_warnings():
     for name in MODULES:
         try:
             importlib.import_module(name)
-        except ImportError:
+        except Exception:
             continue  # a job that needs it will say so in its own rank
 # The ranks share these pages with the forkserver; a collection would touch, and so copy, all of them.
 gc.collect()

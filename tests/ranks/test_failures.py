@@ -167,7 +167,8 @@ def test_peers_that_still_compute_are_stopped_with_their_line(cell):
     """After a short grace the other ranks are stopped, and it is told where they were."""
     text = "def f():\n    if is_rank(1):\n        raise ValueError('x')\n    while is_rank(0):\n        pass\n"
     f, place = cell(text + "    time.sleep(100)  # here\n")
-    run = study(f, world_size=3)
+    run = study(f, world_size=3, timeout_s=300)
+    assert run.elapsed_s < 30
     assert [(failure.rank, failure.role, failure.type) for failure in run.failures[1:]] == [
         (0, "stopped", "Stopped"),
         (2, "stopped", "Stopped"),
@@ -264,23 +265,15 @@ def test_the_error_can_be_pickled(cell, kind):
     assert again.run.failures == caught.value.run.failures
 
 
-BAD_INIT = {
-    "GLOO_SOCKET_IFNAME": ("no_such_interface", "no_such_interface"),
-    "MASTER_PORT": ("1", "init_process_group"),  # nobody listens there: torch itself tries again for minutes
-}
-
-
-@pytest.mark.parametrize("name", BAD_INIT)
-def test_a_failure_in_init_is_told_as_such(cell, name):
-    """Where the process group cannot be made, that is said, and within the time-out."""
-    value, told = BAD_INIT[name]
+def test_a_failure_in_init_is_told_as_such(cell):
+    """Where the process group cannot be made, that is said for all ranks, long before the time-out."""
     f, _ = cell("def f():\n    return 1\n")
     began = time.monotonic()
-    run = study(f, env={name: value}, timeout_s=3)
-    assert time.monotonic() - began < 13
-    assert {failure.rank for failure in run.failures} == {0, 1}
+    run = study(f, env={"GLOO_SOCKET_IFNAME": "no_such_interface"}, timeout_s=300)
+    assert time.monotonic() - began < 30
+    assert run.verdict().startswith("ranks 0, 1 of 2 failed: RuntimeError")
+    assert "no_such_interface" in run.verdict()
     assert "init_process_group" in run.report()
-    assert told in f"{run.verdict()}\n{run.report()}"
 
 
 def test_a_bad_time_out_in_the_function_names_its_line(cell):

@@ -76,6 +76,8 @@ TENSORS = {
 }
 
 
+# torch before 2.14 says so wherever a sparse tensor is made, in the launcher too.
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("make", TENSORS.values(), ids=list(TENSORS))
 def test_tensors_come_back(make: Callable[[], torch.Tensor]) -> None:
     """A tensor keeps its type, dtype, layout, shape, values and requires_grad."""

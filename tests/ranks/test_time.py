@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from ddplab import RankFailedError, RankTimeoutError, job, launch, processes
+from ddplab import RankTimeoutError, job, launch, processes
 
 PRELUDE = """\
 import ctypes, multiprocessing, signal, subprocess, time
@@ -103,11 +103,38 @@ def test_a_rank_that_cannot_answer_is_told_as_such(cell, soon_none_left):
 def test_a_time_out_keeps_what_was_told_before(cell):
     """The error is also a TimeoutError, and has the output and the values of ranks that had returned."""
     f = cell("def f():\n print('before')\n if is_rank(1):\n  return 5\n time.sleep(100)\n")
-    with pytest.raises(TimeoutError) as caught:
+    with pytest.raises(RankTimeoutError) as caught:
         study(f, allow_failure=False)
-    assert isinstance(caught.value, RankTimeoutError)
+    assert isinstance(caught.value, TimeoutError)
     assert caught.value.run.output() == "rank 0 | before\nrank 1 | before"
     assert dict(caught.value.run.returned) == {1: 5}
+
+
+STUCK = """\
+class Stuck:
+    def __reduce__(self):  # a rank makes its arguments before it joins the group
+        return get_stuck, ()
+
+def get_stuck():
+    time.sleep(100 * int(os.environ["RANK"]))
+
+def f(_):
+    pass
+"""
+
+
+def test_a_rank_that_waits_for_the_others_to_join_is_told_as_such(cell, cells):
+    """When a rank never joins, it is told that the others were still in init_process_group."""
+    run = study(cell(STUCK), cells.run("Stuck()"))
+    assert "get_stuck" in [failure.where.function for failure in run.failures if failure.where]
+    assert "rank 0 stopped in init_process_group" in run.report()
+
+
+def test_a_wrong_port_names_the_line_that_waits(cell):
+    """With backend=None and nobody at MASTER_PORT, the init_process_group of the cell is named."""
+    f = cell("def f():\n dist.init_process_group('gloo')\n")
+    failures = study(f, backend=None, env={"MASTER_PORT": "1"}).failures
+    assert [(failure.where.line, failure.where.call) for failure in failures] == [(2, "init_process_group")] * 2
 
 
 # Nothing is left --------------------------------------------------------------------------------------
@@ -218,35 +245,36 @@ def test_killing_the_launcher_ends_all_that_it_has_started(tmp_path, soon_none_l
 
 
 def hit(monkeypatch, number):
-    """Let rank 1 of the next launches get a signal as soon as it exists."""
+    """Let rank 1 of the next launches get a signal as soon as it exists; gives the list of their process ids."""
+    pids = []
 
     class Hit(processes.RankProcess):
         def __init__(self, rank, *args):
             super().__init__(rank, *args)
             if rank == 1:
+                pids.append(self._process.pid)
                 os.kill(self._process.pid, number)
 
     monkeypatch.setattr(processes, "RankProcess", Hit)
+    return pids
 
 
 def test_a_rank_killed_before_it_reports_is_the_root(cell, monkeypatch):
     """A rank that is killed right at its start is named, and its peer is stopped."""
     hit(monkeypatch, signal.SIGKILL)
     run = study(cell("def f():\n dist.barrier()\n"), timeout_s=30)
-    assert [(failure.rank, failure.role) for failure in run.failures] in (
-        [(1, "root"), (0, "stopped")],
-        [(1, "root"), (0, "echo")],
-    )
-    assert run.failures[0].signal == "SIGKILL"
+    root, other = run.failures
+    assert (root.rank, root.role, root.signal) == (1, "root", "SIGKILL")
+    assert other.role in ("stopped", "echo")
 
 
-def test_a_rank_stopped_while_it_starts_does_not_stop_the_launcher(cell, monkeypatch, soon_none_left):
-    """A rank that never reads its order, too big for any pipe, ends the launch after a while, and the rank."""
-    hit(monkeypatch, signal.SIGSTOP)
+def test_a_rank_stopped_while_it_starts_does_not_stop_the_launcher(cell, monkeypatch):
+    """A launch gives up a rank that never reads its order, too big for any pipe, and ends it."""
+    pids = hit(monkeypatch, signal.SIGSTOP)
     monkeypatch.setattr(job, "START_LIMIT_S", 2)
-    with pytest.raises(RankTimeoutError, match="not all ranks started") as caught:
+    with pytest.raises(RankTimeoutError, match="not all ranks started"):
         study(cell("def f(data):\n return len(data)\n"), bytes(30_000_000), allow_failure=False)
-    assert {failure.rank for failure in caught.value.run.failures} >= {1}
+    assert [os.path.exists(f"/proc/{pid}") for pid in pids] == [False]
 
 
 def test_launches_may_run_in_threads(cell):
@@ -265,23 +293,13 @@ def test_launches_may_run_in_threads(cell):
     assert results == {0: [0, 0], 1: [1, 1]}
 
 
-def test_the_forkserver_may_be_killed_between_launches(cell):
-    """A launch starts a new forkserver when the old one is gone."""
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_the_forkserver_may_be_killed_between_launches(cell, is_gone):
+    """A launch starts a new forkserver when the old one is gone, or about to go."""
     f = cell("def f():\n return 1\n")
     assert launch(f, view="quiet", start_method="forkserver").results == [1, 1]
     pid = forkserver._forkserver._forkserver_pid
     os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    if is_gone:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert launch(f, view="quiet", start_method="forkserver").results == [1, 1]
-
-
-def test_a_failed_rank_does_not_wait_for_its_time_out(cell):
-    """A failure ends the launch after a short grace, long before the time-out."""
-    began = time.monotonic()
-    with pytest.raises(RankFailedError):
-        study(
-            cell("def f():\n if is_rank(1):\n  raise ValueError\n time.sleep(1000)\n"),
-            allow_failure=False,
-            timeout_s=300,
-        )
-    assert time.monotonic() - began < 30
