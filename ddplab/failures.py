@@ -72,7 +72,8 @@ def find(events: Sequence[ev.Event], world_size: int, timeout_s: float) -> tuple
 def _of_rank(rank: int, events: Sequence[ev.Event], timeout_s: float) -> Failure | None:
     mine: dict[type[ev.Event], Any] = {}
     for event in events:
-        if event.rank == rank:
+        # What a rank says after it was stopped is the noise of the end.
+        if event.rank == rank and not (isinstance(event, ev.Failed) and ev.Stopped in mine):
             mine.setdefault(type(event), event)
     failed, stopped, exited = mine.get(ev.Failed), mine.get(ev.Stopped), mine.get(ev.Exited)
     exitcode = exited.exitcode if exited and not stopped else None

@@ -131,10 +131,11 @@ class Job:
             with contextlib.suppress(OSError):
                 rank.process.link.send(b"?")
         self._until(lambda: all(rank.located or rank.settled for rank in running), ANSWER_S, heed_interrupt=False)
+        running = [rank for rank in running if not rank.settled]
+        for rank in running:  # all are told to be stopped before the first is: the others will lose a peer
+            self._tell(ev.Stopped(rank.process.rank, self._now_s(), "interrupt" if self._abandoned else reason))
         for rank in running:
-            if not rank.settled:
-                self._tell(ev.Stopped(rank.process.rank, self._now_s(), "interrupt" if self._abandoned else reason))
-                rank.process.kill()
+            rank.process.kill()
 
     def _end(self) -> None:
         """Leave nothing: no rank, no child of a rank, no open end."""

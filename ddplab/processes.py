@@ -53,6 +53,7 @@ class RankProcess:
     def __init__(self, rank: int, start_method: str, main: Callable[..., None]) -> None:
         self.rank = rank
         self.exitcode: int | None = None
+        self._killed: list[int] = []
         self.link, link = socket.socketpair()
         self.alive, alive = socket.socketpair()
         pipes = {name: Pipe(duplex=False) for name in STREAMS if WAITS_FOR_PIPES}
@@ -72,19 +73,20 @@ class RankProcess:
         self.sentinel = self._process.sentinel if WAITS_FOR_PIPES else None
 
     def kill(self) -> None:
-        """End the rank and whatever it has started. Harmless when it is gone."""
+        """End the rank and whatever it has started; ``join`` waits for it. Harmless when it is gone."""
         if POSIX and self._process.pid is not None:
-            members = _open_members(self._process.pid)
+            self._killed += _open_members(self._process.pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            for member in members:  # which can be read when the process is gone
-                wait([member], KILL_LIMIT_S)
-                os.close(member)
         with contextlib.suppress(ValueError, ProcessLookupError):
             self._process.kill()
 
     def join(self) -> int:
-        """Wait for the process, which has ended or was killed, and give its exit code."""
+        """Wait for the process, which has ended or was killed, and for its children; give its exit code."""
+        for member in self._killed:  # which can be read when the process is gone
+            wait([member], KILL_LIMIT_S)
+            os.close(member)
+        self._killed.clear()
         with _polling:
             self._process.join(KILL_LIMIT_S)
         exitcode = self._process.exitcode

