@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ ECHOES = (
 _ORDER = {"root": 0, "echo": 1, "stopped": 2}
 _STOPPED = {
     "timeout": ("Timeout", "still running after {timeout_s:g} s"),
+    "init": ("Timeout", "still in init_process_group after {timeout_s:g} s"),
     "start": ("Timeout", "not all ranks started"),
     "interrupt": ("Interrupted", "the cell was interrupted"),
     "failure": ("Stopped", "stopped after another rank failed"),
@@ -50,7 +52,8 @@ class Failure:
 
     def __str__(self) -> str:
         place = f" in {self.where}" if self.where and self.role != "stopped" else ""
-        return f"{self.type}{place}" + (f": {self.message}" if self.message else "")
+        message = _sentence(self.message)
+        return f"{self.type}{place}" + (f": {message}" if message else "")
 
 
 def find(events: Sequence[ev.Event], world_size: int, timeout_s: float) -> tuple[Failure, ...]:
@@ -85,7 +88,8 @@ def _of_rank(rank: int, events: Sequence[ev.Event], timeout_s: float) -> Failure
     if ev.Result in mine:
         return None
     if stopped:
-        kind, text = _STOPPED[stopped.reason]
+        reason = "init" if stopped.reason == "timeout" and ev.Began not in mine else stopped.reason
+        kind, text = _STOPPED[reason]
         where = mine[ev.Located].where if ev.Located in mine else None
         message = text.format(timeout_s=timeout_s)
         return Failure(rank, "stopped", kind, message, "", where, stopped.time_s, None, None)
@@ -97,8 +101,18 @@ def _of_rank(rank: int, events: Sequence[ev.Event], timeout_s: float) -> Failure
 
 
 def _is_echo(failed: ev.Failed) -> bool:
-    text = f"{failed.message}\n{failed.traceback}".lower()
-    return any(sign in text for sign in ECHOES)
+    return _tells_echo(f"{failed.message}\n{failed.traceback}")
+
+
+def _tells_echo(text: str) -> bool:
+    return any(sign in text.lower() for sign in ECHOES)
+
+
+def _sentence(message: str) -> str:
+    """The first line of a message, without Gloo's own source lines, and without ports."""
+    if "/gloo/transport/" in message and _tells_echo(message):
+        return "the connection to another rank was closed"
+    return re.sub(r"^(Gloo \w+ failed with )?\[\S*[^]]*\.cc:\d+\] ", "", message.strip().partition("\n")[0])
 
 
 def _signal_name(exitcode: int | None) -> str | None:
@@ -142,8 +156,9 @@ def report(failures: Sequence[Failure], last_lines: Sequence[str] = ()) -> str:
         lines += [f"traceback of rank {first.rank}:", *(f"  {line}" for line in first.traceback.splitlines())]
     elif first.role == "root" and last_lines:
         lines += [f"rank {first.rank} said last:", *(f"  {line}" for line in last_lines)]
-    alike = {f.rank for f in failures if first.role == "root" and _alike(f) == _alike(first)}
-    others = [failure for failure in failures if failure.rank not in alike]
+    alike = [f for f in failures if first.role == "root" and _alike(f) == _alike(first)]
+    lines += [f"rank {f.rank} said: {_sentence(f.message)}" for f in alike if f.message != first.message]
+    others = [failure for failure in failures if failure not in alike]
     for _, group in groupby(sorted(others, key=_alike), key=_alike):
         lines.append(_in_a_line(list(group)))
     return "\n".join([*lines, f"next: {_advice(first, bool(others))}"])
@@ -154,6 +169,8 @@ def _in_a_line(alike: Sequence[Failure]) -> str:
     if first.role == "stopped":
         call = f", in torch's {first.where.call}" if first.where and first.where.call else ""
         place = f"at {first.where}: {first.where.source}{call}" if first.where else "and did not say where"
+        if "in init_process_group" in first.message:
+            place = "in init_process_group, before the function began"
         return f"{_ranks(alike)} stopped {place}"
     if first.role == "echo":
         place = f" in {first.where}" if first.where else ""
@@ -170,6 +187,8 @@ def _advice(first: Failure, others: bool) -> str:
         return "find out what ended it: somebody's kill, or the system when memory ran out."
     if first.signal == "SIGABRT":
         return "read its last lines; Gloo aborts when the ranks give one collective different sizes."
+    if first.signal == "SIGTERM":
+        return "find out what asked it to end."
     if first.signal:
         return "its native code crashed; run the same function in one process, or look at its last lines."
     if first.exitcode is not None and not first.traceback:

@@ -71,6 +71,8 @@ class Job:
             try:
                 events = self._queue.get(timeout=0.1)
             except queue.Empty:
+                if not self.thread.is_alive():  # it was abandoned
+                    return
                 events = []
             if events is None:
                 return

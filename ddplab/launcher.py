@@ -8,13 +8,15 @@ half-started or half-stopped job behind.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ddplab import machine, shipping, worker
@@ -67,34 +69,40 @@ def launch(
     >>> launch(double, 21, world_size=2, backend="gloo").results
     [(42, 0), (42, 1)]
     """
-    __tracebackhide__ = True  # IPython shows the learner's call and the message, not the lines between
-    _check_caller()
-    _check_call(fn, args)
-    world_size = _check_world_size(world_size)
-    backend, why = machine.choose_backend(backend, world_size)
-    spec = Spec(
-        name=getattr(fn, "__name__", None) or type(fn).__name__,
-        world_size=world_size,
-        backend=backend,
-        backend_why=why,
-        start_method=machine.choose_start_method(start_method),
-        timeout_s=_check_seconds(timeout_s),
-        seed=_check_whole("seed", seed, 0),
-        threads=_check_whole("threads", threads, 1) or max(1, machine.num_cores() // world_size),
-    )
-    screen = views.choose(view, spec)
-    order = worker.Order(
-        packed=shipping.pack(fn, args),
-        world_size=world_size,
-        backend=backend,
-        environ=dict(os.environ),
-        env=_check_env(env),
-        folder=os.getcwd(),
-        path=[entry or os.getcwd() for entry in sys.path],
-        seed=spec.seed,
-        threads=spec.threads,
-        launched_s=time.monotonic(),
-    )
+    try:
+        _check_caller()
+        _check_call(fn, args)
+        with _late_interrupt(lambda: None):  # half an import of torch would stay broken for good
+            import torch.multiprocessing  # noqa: F401
+        world_size = _check_world_size(world_size)
+        backend, why = machine.choose_backend(backend, world_size)
+        spec = Spec(
+            name=getattr(fn, "__name__", None) or type(fn).__name__,
+            world_size=world_size,
+            backend=backend,
+            backend_why=why,
+            start_method=machine.choose_start_method(start_method),
+            timeout_s=_check_seconds(timeout_s),
+            seed=_check_whole("seed", seed, 0),
+            threads=_check_whole("threads", threads, 1) or max(1, machine.num_cores() // world_size),
+        )
+        screen = views.choose(view, spec)
+        order = worker.Order(
+            packed=shipping.pack(fn, args),
+            world_size=world_size,
+            backend=backend,
+            environ=dict(os.environ),
+            env=_check_env(env),
+            folder=os.getcwd(),
+            path=[entry or os.getcwd() for entry in sys.path],
+            seed=spec.seed,
+            threads=spec.threads,
+            launched_s=time.monotonic(),
+        )
+    except (TypeError, ValueError) as error:
+        # What IPython shows: the message, and not the lines of ddplab between it and the cell.
+        vars(error)["_render_traceback_"] = functools.partial(list, [f"{type(error).__name__}: {error}"])
+        raise
     run = _watch(Job(spec, order), screen)
     if not allow_failure:
         run.check()
@@ -103,42 +111,50 @@ def launch(
 
 def _watch(job: Job, screen: views.View) -> Run:
     """Show what the job tells until it ends. An interrupt ends it, and is passed on afterwards."""
-    interrupted = False
-    try:
-        job.thread.start()
-        for events in job.told():
-            screen.show(events)
-    except KeyboardInterrupt:
-        interrupted = True
-    finally:
-        job.abandon()  # does nothing to a job that has ended
-        interrupted |= _wait_out(job.thread)
-    run = job.finished_run()
-    with contextlib.suppress(KeyboardInterrupt):
+    with _late_interrupt(job.abandon):
+        try:
+            job.thread.start()
+            for events in job.told():
+                screen.show(events)
+        finally:
+            job.abandon()  # does nothing to a job that has ended
+            job.thread.join()
+        run = job.finished_run()
         screen.finish(run)
-    if interrupted:
-        raise KeyboardInterrupt
     if job.error is not None:
         raise LaunchError(f"the launch was given up: {type(job.error).__name__}: {job.error}") from job.error
     return run
 
 
-def _wait_out(thread: threading.Thread) -> bool:
-    """Wait for ``thread`` to end, however often the cell is interrupted; say whether it was."""
-    interrupted = False
-    while thread.is_alive():
-        try:
-            thread.join()
-        except KeyboardInterrupt:
-            interrupted = True
-    return interrupted
+@contextlib.contextmanager
+def _late_interrupt(note: Callable[[], None]) -> Iterator[None]:
+    """Let an interrupt call ``note``, and raise KeyboardInterrupt only when the block has ended.
+
+    Raised in the middle, it could come between any two lines of the block, and more than once.
+    """
+    came = []
+
+    def handle(*_: Any) -> None:
+        came.append(True)
+        note()
+
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 # What the caller gave ---------------------------------------------------------------------------------
 
 
 def _check_caller() -> None:
-    __tracebackhide__ = True
     if worker.current is not None:
         raise ValueError(
             f"launch was called inside rank {worker.current.rank}: ranks cannot launch ranks. "
@@ -152,12 +168,12 @@ def _check_caller() -> None:
 
 
 def _check_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    __tracebackhide__ = True
     if not callable(fn):
         hint = " Give the function itself, and its arguments after it: launch(train, 0.1)." if fn is None else ""
         raise TypeError(f"launch needs a function to run, not {_shown(fn)}.{hint}")
     if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
-        raise TypeError(f"{fn.__name__} is a coroutine or generator function: calling it runs nothing. Wrap it.")
+        name = getattr(fn, "__name__", repr(fn))
+        raise TypeError(f"{name} is a coroutine or generator function: calling it runs nothing. Wrap it.")
     try:
         signature = inspect.signature(fn, follow_wrapped=False)
     except (TypeError, ValueError):  # some built-in functions have none
@@ -186,7 +202,6 @@ def _rank_hint(name: str, signature: inspect.Signature, args: tuple[Any, ...]) -
 
 
 def _check_world_size(world_size: Any) -> int:
-    __tracebackhide__ = True
     limit = machine.max_world_size()
     if isinstance(world_size, bool) or not isinstance(world_size, int):
         raise TypeError(f"world_size is the number of ranks, a whole number, not {_shown(world_size)}")
@@ -196,7 +211,6 @@ def _check_world_size(world_size: Any) -> int:
 
 
 def _check_seconds(timeout_s: Any) -> float:
-    __tracebackhide__ = True
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
         raise TypeError(f"timeout_s is a number of seconds, not {_shown(timeout_s)}")
     if not 0 < timeout_s <= MAX_TIMEOUT_S:
@@ -205,7 +219,6 @@ def _check_seconds(timeout_s: Any) -> float:
 
 
 def _check_whole(name: str, value: Any, least: int) -> int | None:
-    __tracebackhide__ = True
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
@@ -216,7 +229,6 @@ def _check_whole(name: str, value: Any, least: int) -> int | None:
 
 
 def _check_env(env: Any) -> dict[str, str | None]:
-    __tracebackhide__ = True
     if env is None:
         return {}
     if not isinstance(env, Mapping):

@@ -45,7 +45,6 @@ def choose_start_method(asked: str) -> str:
     The forkserver is safe on Linux: it forks a process that has done nothing but import. On macOS
     system libraries do not survive a fork, and Windows has none. Raises ``ValueError``.
     """
-    __tracebackhide__ = True
     source = f"start_method={asked!r}"
     if asked == "auto" and "DDPLAB_START_METHOD" in os.environ:
         asked = os.environ["DDPLAB_START_METHOD"]
@@ -66,7 +65,6 @@ def choose_backend(asked: str | None, world_size: int) -> tuple[str | None, str]
     >>> choose_backend("gloo", 2)
     ('gloo', 'gloo was asked for')
     """
-    __tracebackhide__ = True
     if asked is None:
         return None, "no process group: the function calls init_process_group itself"
     if asked not in ("auto", "gloo", "nccl"):

@@ -2,6 +2,8 @@
 
 import gc
 import importlib
+import os
+import signal
 import warnings
 
 MODULES = [
@@ -15,6 +17,11 @@ MODULES = [
     "torch.utils.data.distributed",
     "torchvision",
 ]
+
+if __name__ == "ddplab.preload":
+    # An interrupt of the cell ends a forkserver that still imports, without a word; the next launch starts another.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(1))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

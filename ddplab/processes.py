@@ -12,6 +12,7 @@ import contextlib
 import io
 import multiprocessing
 import multiprocessing.forkserver as forkserver
+import multiprocessing.resource_tracker as resource_tracker
 import os
 import signal
 import socket
@@ -40,7 +41,12 @@ _polling = threading.Lock()
 def warm() -> None:
     """Start the forkserver, which then imports what ranks need while the learner reads. Returns at once."""
     forkserver.set_forkserver_preload(PRELOAD)
-    forkserver.ensure_running()
+    resource_tracker.ensure_running()  # which unblocks SIGINT in the thread that starts it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # preload.py lifts it
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class RankProcess:
@@ -120,8 +126,13 @@ def _start(start_method: str, main: Callable[..., None], args: tuple[Any, ...]) 
     if start_method == "spawn":
         context = mp.spawn(main, args, nprocs=1, join=False)
     else:
-        warm()
-        context = mp.start_processes(main, args, nprocs=1, join=False, start_method=start_method)
+        try:
+            warm()
+            context = mp.start_processes(main, args, nprocs=1, join=False, start_method=start_method)
+        except (EOFError, ConnectionError):  # the forkserver was about to end, by an interrupt or a kill: start another
+            forkserver._forkserver._stop()  # type: ignore[attr-defined]
+            warm()
+            context = mp.start_processes(main, args, nprocs=1, join=False, start_method=start_method)
     process: BaseProcess = context.processes[0]
     return process
 

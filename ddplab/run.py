@@ -78,7 +78,7 @@ class Run:
         """Whether every rank returned a value."""
         return len(self.returned) == self.world_size and not self.failures
 
-    @cached_property
+    @property
     def returned(self) -> Mapping[int, Any]:
         """The value of each rank that returned one, by rank; also when other ranks failed."""
         values = {e.rank: e.value for e in self._all(ev.Result)}

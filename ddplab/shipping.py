@@ -111,7 +111,6 @@ def pack(fn: Any, args: tuple[Any, ...]) -> bytes:
     >>> fn(*args)
     2
     """
-    __tracebackhide__ = True
     try:
         return _pack((fn, args))
     except Exception as error:

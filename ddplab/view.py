@@ -111,7 +111,6 @@ def choose(asked: str, spec: Spec) -> View:
 
     Under nbval, which compares the first thing that a cell shows, "auto" draws once, at the end.
     """
-    __tracebackhide__ = True
     if asked not in VIEWS:
         raise ValueError(f'view={asked!r} is not one of "auto", "live", "static", "quiet"')
     if asked == "quiet":

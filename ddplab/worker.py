@@ -145,9 +145,8 @@ def join_group(rank: int, order: Order) -> None:
     # Keys of its own in the store: a group that the function makes later would stumble over those of this one.
     store = dist.PrefixStore("ddplab", dist.TCPStore(rendezvous.LOOPBACK, order.port, is_master=False))
     device_id = torch.device("cuda", rank) if order.backend == "nccl" else None
-    os.environ["TORCH_DIST_INIT_BARRIER"] = "1"  # no rank may fail while another still connects to it
+    os.environ.setdefault("TORCH_DIST_INIT_BARRIER", "1")  # no rank may fail while another still connects to it
     dist.init_process_group(order.backend, store=store, rank=rank, world_size=order.world_size, device_id=device_id)
-    del os.environ["TORCH_DIST_INIT_BARRIER"]
 
 
 def leave_group() -> None:
@@ -162,9 +161,12 @@ def failed(rank: int, time_s: float, error: BaseException, during: str) -> Faile
     """The event that tells of ``error``, whatever its ``__str__`` and ``__init__`` do."""
     try:
         traceback, where = places.explain_error(error)
-        message = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else str(error)[: places.MAX_TEXT]
     except Exception as other:
-        traceback, where, message = f"(the traceback cannot be shown: {other!r})", None, ""
+        traceback, where = f"(the traceback cannot be shown: {type(other).__name__})", None
+    try:
+        message = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else str(error)[: places.MAX_TEXT]
+    except BaseException as other:  # even a KeyboardInterrupt: this process must tell its failure
+        message = f"(its text cannot be shown: __str__ raised {type(other).__name__})"
     if isinstance(error, ShippingError):
         traceback = message
     kind = type(error)

@@ -28,4 +28,9 @@ def gone_peer(rank: int, time_s: float, line: int = 5) -> ev.Failed:
 def waiting(rank: int, time_s: float, reason: str, line: int = 9) -> tuple[ev.Event, ...]:
     """A rank that waited in all_reduce until the launcher stopped it."""
     where = ev.Where("cell In[7]", line, "train", "dist.all_reduce(x)", "all_reduce")
-    return ev.Located(rank, time_s, where), ev.Stopped(rank, time_s, reason), ev.Exited(rank, time_s, -9)
+    return (
+        ev.Began(rank, 0.05),
+        ev.Located(rank, time_s, where),
+        ev.Stopped(rank, time_s, reason),
+        ev.Exited(rank, time_s, -9),
+    )

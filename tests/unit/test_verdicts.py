@@ -48,6 +48,12 @@ def test_ranks_that_fail_alike_are_told_in_rank_order() -> None:
     assert verdicts == {"ranks 0, 1 of 2 failed: ValueError in cell In[7], line 3: bad"}
 
 
+def test_ranks_that_fail_alike_keep_their_own_words() -> None:
+    """Was a bug: of two ranks that failed in one line with different texts, the second text was lost."""
+    report = run_of(raised(0, 0.1, message="shard 0"), raised(1, 0.1, message="shard 1")).report()
+    assert "rank 1 said: shard 1" in report.splitlines()
+
+
 def test_the_verdict_names_rank_line_and_reason() -> None:
     """One sentence: who failed first, where, and why."""
     run = run_of(raised(1, 0.1), *waiting(0, 1.1, "failure"), gone_peer(2, 0.2), world_size=3)
