@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "Began", "Decoder", "Event", "Exited", "Failed", "Line", "Located", "Metric", "Omitted", "Result",
+    "Began", "Call", "Decoder", "Event", "Exited", "Failed", "Line", "Located", "Metric", "Omitted", "Result",
     "Started", "Stopped", "Where", "Written", "encode",
 ]  # fmt: skip
 
@@ -107,10 +107,34 @@ class Failed(Event):
 
 
 @dataclass(frozen=True)
+class Call(Event):
+    """A call into ``torch.distributed`` (or ``backward``, where DDP averages) that began at ``time_s``.
+
+    ``number`` counts the collective calls that the rank made in this group, from 1; 0 for other calls.
+    ``group`` names the ranks of the group, or is "" for the default one. ``shape`` and ``dtype`` are of
+    the first tensor, ``op`` is the reduce operation, ``peer`` the source or destination. ``end_s`` is
+    None if the call had not returned.
+    """
+
+    name: str
+    number: int
+    group: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    op: str
+    peer: int | None
+    where: Where | None
+    end_s: float | None
+
+
+@dataclass(frozen=True)
 class Located(Event):
-    """Where the rank was when the launcher asked; ``where`` is None if it did not answer."""
+    """Where the rank was when the launcher asked. ``where`` is None if it did not answer; ``state`` then says
+    what the system knows of the process.
+    """
 
     where: Where | None
+    state: str = ""
 
 
 @dataclass(frozen=True)

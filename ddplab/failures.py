@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from ddplab import events as ev
+from ddplab.diagnosis import ranks
 
 __all__ = ["Failure", "find", "report", "verdict"]
 
@@ -138,16 +139,17 @@ def verdict(failures: Sequence[Failure], world_size: int) -> str:
         return ""
     first = failures[0]
     if first.role == "stopped":
-        return f"{_ranks(failures)} of {world_size}: {first.message}"
+        return f"{ranks(f.rank for f in failures)} of {world_size}: {first.message}"
     alike = [failure for failure in failures if _alike(failure) == _alike(first)]
     is_first = " first" if len(alike) < len(failures) else ""
-    return f"{_ranks(alike)} of {world_size} failed{is_first}: {first}"
+    return f"{ranks(f.rank for f in alike)} of {world_size} failed{is_first}: {first}"
 
 
-def report(failures: Sequence[Failure], last_lines: Sequence[str] = ()) -> str:
+def report(failures: Sequence[Failure], last_lines: Sequence[str] = (), standing: Sequence[str] = ()) -> str:
     """What lies behind the verdict: the first traceback, what the other ranks did, and what to do next.
 
     ``last_lines`` are the last that the first rank printed; they stand in for a traceback it could not give.
+    ``standing`` says where the ranks that were stopped stood.
     """
     if not failures:
         return ""
@@ -159,24 +161,19 @@ def report(failures: Sequence[Failure], last_lines: Sequence[str] = ()) -> str:
     alike = [f for f in failures if first.role == "root" and _alike(f) == _alike(first)]
     lines += [f"rank {f.rank} said: {_sentence(f.message)}" for f in alike if f.message != first.message]
     others = [failure for failure in failures if failure not in alike]
-    for _, group in groupby(sorted(others, key=_alike), key=_alike):
+    for _, group in groupby(sorted((f for f in others if f.role != "stopped"), key=_alike), key=_alike):
         lines.append(_in_a_line(list(group)))
+    lines += standing
     return "\n".join([*lines, f"next: {_advice(first, bool(others))}"])
 
 
 def _in_a_line(alike: Sequence[Failure]) -> str:
     first = alike[0]
-    if first.role == "stopped":
-        call = f", in torch's {first.where.call}" if first.where and first.where.call else ""
-        place = f"at {first.where}: {first.where.source}{call}" if first.where else "and did not say where"
-        if "in init_process_group" in first.message:
-            place = "in init_process_group, before the function began"
-        return f"{_ranks(alike)} stopped {place}"
     if first.role == "echo":
         place = f" in {first.where}" if first.where else ""
-        return f"{_ranks(alike)} lost a peer, and so failed too: {first.type}{place}"
+        return f"{ranks(f.rank for f in alike)} lost a peer, and so failed too: {first.type}{place}"
     text = str(first).partition("\n")[0]
-    return f"{_ranks(alike)} failed too: {text[:150]}{'...' * (len(text) > 150)}"
+    return f"{ranks(f.rank for f in alike)} failed too: {text[:150]}{'...' * (len(text) > 150)}"
 
 
 def _advice(first: Failure, others: bool) -> str:
@@ -196,11 +193,3 @@ def _advice(first: Failure, others: bool) -> str:
     if first.role == "root" and first.where:
         return f"mend {first.where}" + ("; the other ranks only waited for this one." if others else ".")
     return "read the traceback from its last line upwards."
-
-
-def _ranks(failures: Iterable[Failure]) -> str:
-    """ "rank 1" or "ranks 0, 1, 2"; of more than six the first three and how many more."""
-    known = sorted(failure.rank for failure in failures)
-    shown = ", ".join(map(str, known if len(known) <= 6 else known[:3]))
-    more = f" and {len(known) - 3} more" if len(known) > 6 else ""
-    return f"rank{'s' * (len(known) > 1)} {shown}{more}"

@@ -129,10 +129,15 @@ class Job:
     def _stop(self, reason: str) -> None:
         """Ask the ranks that still run where they are, then end them."""
         running = [rank for rank in self._ranks if not rank.settled]
+        before = [rank.process.state() for rank in running]
         for rank in running:
             with contextlib.suppress(OSError):
                 rank.process.link.send(b"?")
         self._until(lambda: all(rank.located or rank.settled for rank in running), ANSWER_S, heed_interrupt=False)
+        for rank, (_, cpu_s) in zip(running, before, strict=True):
+            if not rank.located:
+                state = _silent(*rank.process.state(), cpu_s)
+                self._tell(ev.Located(rank.process.rank, self._now_s(), None, state))
         running = [rank for rank in running if not rank.settled]
         for rank in running:  # all are told to be stopped before the first is: the others will lose a peer
             self._tell(ev.Stopped(rank.process.rank, self._now_s(), "interrupt" if self._abandoned else reason))
@@ -286,6 +291,16 @@ class Job:
 
     def _now_s(self) -> float:
         return time.monotonic() - self._order.launched_s
+
+
+def _silent(letter: str, cpu_s: float, cpu_before_s: float) -> str:
+    """Why a rank did not answer, as far as the system knows."""
+    if letter in ("T", "t"):
+        return "its process is stopped, as by SIGSTOP"
+    if letter:
+        does = "computes" if cpu_s - cpu_before_s > ANSWER_S / 5 else "sleeps or waits"
+        return f"it {does} in native code that does not let go of Python's lock (the GIL)"
+    return ""
 
 
 def _unpacked(event: ev.Result) -> ev.Event:

@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 from ddplab.events import Where
 
-__all__ = ["Source", "explain_error", "learn", "locate", "sources_of"]
+__all__ = ["Source", "explain_error", "is_learners", "learn", "locate", "place", "sources_of"]
 
 _labels: dict[str, str] = {}
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}) + ("<frozen",)
-_WRAPPERS = {"wrapper", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn", "inner"}
+_WRAPPERS = {"wrapper", "noted", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn", "inner"}
 MAX_TEXT = 20_000
 
 
@@ -63,7 +63,8 @@ def _label(filename: str) -> str:
     return " ".join(named).replace("Cell", "cell") if named else os.path.basename(filename)
 
 
-def _is_learners(filename: str) -> bool:
+def is_learners(filename: str) -> bool:
+    """Whether the learner wrote this: a cell, or a file that belongs to no library."""
     if filename in _labels:
         return True
     return not filename.startswith((_HERE, *_LIBRARIES)) and os.path.exists(filename)
@@ -75,12 +76,16 @@ def _is_torch(filename: str) -> bool:
 
 def _where(stack: list[tuple[str, int, str]]) -> Where | None:
     """The learner's innermost line in a stack of (filename, line, function), outermost first."""
-    mine = [index for index, (filename, _, _) in enumerate(stack) if _is_learners(filename)]
+    mine = [index for index, (filename, _, _) in enumerate(stack) if is_learners(filename)]
     if not mine:
         return None
-    filename, line, function = stack[mine[-1]]
     below = (name for file, _, name in stack[mine[-1] + 1 :] if _is_torch(file) and _short(name) not in _WRAPPERS)
-    return Where(_label(filename), line, function, linecache.getline(filename, line).strip(), next(below, ""))
+    return place(*stack[mine[-1]], next(below, ""))
+
+
+def place(filename: str, line: int, function: str, call: str = "") -> Where:
+    """A line of code as the learner knows it."""
+    return Where(_label(filename), line, function, linecache.getline(filename, line).strip(), call)
 
 
 def _short(qualname: str) -> str:

@@ -78,6 +78,13 @@ class RankProcess:
                 end.close()
         self.sentinel = self._process.sentinel if WAITS_FOR_PIPES else None
 
+    def state(self) -> tuple[str, float]:
+        """What Linux says of the process: a letter ("R", "S", "T" if stopped) and its CPU seconds; else "" and 0."""
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{self._process.pid}/stat") as file:
+            letter, *fields = file.read().rpartition(") ")[2].split()
+            return letter, (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")
+        return "", 0.0
+
     def kill(self) -> None:
         """End the rank and whatever it has started; ``join`` waits for it. Harmless when it is gone."""
         if POSIX and self._process.pid is not None:

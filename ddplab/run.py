@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ddplab import diagnosis, failures
 from ddplab import events as ev
-from ddplab import failures
 from ddplab.errors import RankFailedError, RankTimeoutError
 from ddplab.failures import Failure
 
@@ -111,7 +111,18 @@ class Run:
     def report(self) -> str:
         """What lies behind the verdict: the first traceback, what the other ranks did, and what to do next."""
         first = self.failures[0].rank if self.failures else None
-        return failures.report(self.failures, self.output(first).splitlines()[-5:])
+        standing = [*diagnosis.standing(self.events, self.world_size), *self.findings]
+        return failures.report(self.failures, self.output(first).splitlines()[-5:], standing)
+
+    @cached_property
+    def collectives(self) -> tuple[ev.Call, ...]:
+        """The calls into ``torch.distributed``, by rank and time; of each rank the latest 1,000."""
+        return diagnosis.calls(self.events)
+
+    @cached_property
+    def findings(self) -> tuple[str, ...]:
+        """Collective calls that do not fit together, in words; also those that raise no error."""
+        return tuple(diagnosis.mismatches(self.events))
 
     def lines(self, rank: int | None = None, stream: str | None = None) -> Iterator[ev.Line | ev.Omitted]:
         """The lines of each rank in turn: first its stdout, then its stderr, each in the order of writing."""
@@ -194,6 +205,8 @@ def _from_record(record: dict[str, Any]) -> ev.Event:
         record["where"] = ev.Where(**record["where"])
     if kind is ev.Result:
         record["value"] = _from_json(record["value"])
+    if record.get("shape"):
+        record["shape"] = tuple(record["shape"])
     event: ev.Event = kind(**record)
     return event
 

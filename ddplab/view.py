@@ -97,7 +97,7 @@ def still_text(run: Run) -> str:
             left_out = sum(line.num_lines if isinstance(line, Omitted) else 1 for line in lines[half:-half])
             lines[half:-half] = [Omitted(rank, 0.0, stream, left_out)]
         parts += [_clipped(prefixed(line, run.world_size)) for line in lines]
-    return "\n".join(parts)
+    return "\n".join([*parts, *(f"note: {finding}" for finding in run.findings if run.ok)])
 
 
 def _clipped(line: str) -> str:

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from socket import socket
 from typing import Any
 
-from ddplab import places, processes, rendezvous, shipping
+from ddplab import places, processes, rendezvous, shipping, tracing
 from ddplab.errors import ShippingError
 from ddplab.events import Began, Decoder, Event, Failed, Located, Metric, Result, Started, Written, encode
 
@@ -50,9 +50,18 @@ class Told:
         self._lock = threading.Lock()
         self.pid = os.getpid()
 
+    def tell_calls(self) -> None:
+        """Send the calls into torch.distributed that were noted."""
+        for call in tracing.calls(self.rank, self._launched_s):
+            self.send(call)
+
     def tell(self, kind: Callable[..., Event], *args: Any) -> None:
         """Send one event, dated now."""
-        frame = encode(kind(self.rank, time.monotonic() - self._launched_s, *args))
+        self.send(kind(self.rank, time.monotonic() - self._launched_s, *args))
+
+    def send(self, event: Event) -> None:
+        """Send one event."""
+        frame = encode(event)
         # A launcher that is gone ends this process anyway.
         with self._lock, contextlib.suppress(OSError):
             self._link.sendall(frame)
@@ -75,14 +84,18 @@ def main(_index: int, rank: int, link: socket, alive: socket, pipes: dict[str, C
     during = "init"
     try:
         settle(rank, order)
+        tracing.install()
         fn, args = shipping.unpack(order.packed)
         join_group(rank, order)
         told.tell(Began)
         during = "function"
         value = fn(*args)
         during = "result"
-        told.tell(Result, shipping.pack_result(value))
+        packed = shipping.pack_result(value)
+        told.tell_calls()
+        told.tell(Result, packed)
     except BaseException as error:
+        told.tell_calls()
         told.tell(failed, error, during)
         leave(1, finish)
     with contextlib.suppress(Exception):  # the result is told: what goes wrong from here does not undo it
@@ -104,6 +117,7 @@ def receive(link: socket) -> Order:
 def listen(link: socket, told: Told) -> None:
     """Answer the launcher, which asks only where the main thread is; end with it."""
     while link.recv(1):
+        told.tell_calls()
         told.tell(Located, places.locate(sys._current_frames().get(threading.main_thread().ident or 0)))
     processes.end_group()
 

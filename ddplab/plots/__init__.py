@@ -2,5 +2,6 @@
 
 from ddplab.plots.metrics import metrics
 from ddplab.plots.picture import Picture, rank_style
+from ddplab.plots.waiting import waiting
 
-__all__ = ["Picture", "metrics", "rank_style"]
+__all__ = ["Picture", "metrics", "rank_style", "waiting"]

@@ -19,7 +19,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddplab import launch, log
+from ddplab import launch
 
 RANKS = 4
 
@@ -112,49 +112,7 @@ def cost_per_rank() -> None:
         print(f"{world_size:>3} ranks: {took:.3f} s, {1000 * took / world_size:.0f} ms a rank")
 
 
-def step_times(num_steps: int, logs: bool) -> list[float]:
-    """Seconds of each of ``num_steps`` steps of some 5 ms in this process."""
-    torch.set_num_threads(1)
-    model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    x, times = torch.randn(64, 1024), []
-    for step in range(num_steps):
-        began = time.perf_counter()
-        optimizer.zero_grad()
-        loss = model(x).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        if logs:
-            log(step=step, loss=loss)
-        times.append(time.perf_counter() - began)
-    return times
-
-
-def steps_as_spawned(_rank: int, num_steps: int, out: object) -> None:
-    """The steps in a process that knows nothing of ddplab."""
-    out.put(step_times(num_steps, logs=False))  # type: ignore[attr-defined]
-
-
-def cost_per_step(num_steps: int = 400, rounds: int = 3) -> None:
-    """A training step in a rank of ddplab against the same step in a bare spawned process, taken in turns."""
-    bare: list[float] = []
-    quiet: list[float] = []
-    logging: list[float] = []
-    for _ in range(rounds):
-        out = mp.get_context("spawn").SimpleQueue()
-        context = mp.spawn(steps_as_spawned, (num_steps, out), join=False)
-        bare += out.get()
-        context.join()
-        for times, logs in ((quiet, False), (logging, True)):
-            run = launch(step_times, num_steps, logs, world_size=1, backend=None, view="quiet", threads=1)
-            times += run.results[0]
-    base = statistics.median(bare)
-    print(f"a step of {1000 * base:.2f} ms: in a rank {statistics.median(quiet) / base:.3f} times, ", end="")
-    print(f"with log() {statistics.median(logging) / base:.3f} times as long")
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     compare_launchers()
     cost_per_rank()
-    cost_per_step()

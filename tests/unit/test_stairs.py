@@ -10,8 +10,9 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "ddplab"
 STAIRS = [
     {"errors", "events", "data"},
-    {"places", "capture", "machine", "rendezvous", "processes", "failures"},
-    {"shipping", "run"},
+    {"places", "capture", "machine", "rendezvous", "processes", "diagnosis"},
+    {"shipping", "tracing", "failures"},
+    {"run"},
     {"worker", "tables", "view"},
     {"preload", "plots", "job"},
     {"launcher"},

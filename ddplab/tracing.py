@@ -1,0 +1,179 @@
+"""Between the learner and ``all_reduce``: notes name, shape, group and time of each call; changes nothing.
+
+Runs in a rank. The functions of ``torch.distributed`` are replaced by ones that call them with what they
+were given and give what they gave. The latest ``MAX_CALLS`` calls are kept, and told when the rank ends or
+is asked where it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ddplab import places
+from ddplab.events import Call, Where
+
+__all__ = ["calls", "install"]
+
+# The ranks of a group must make these calls in the same order: they are numbered.
+COLLECTIVES = (
+    "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_reduce",
+    "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "broadcast", "broadcast_object_list",
+    "gather", "gather_object", "monitored_barrier", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter",
+    "scatter_object_list",
+)  # fmt: skip
+REDUCTIONS = {name for name in COLLECTIVES if "reduce" in name}
+POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
+SET_UP = ("init_process_group", "new_group", "destroy_process_group", "init_device_mesh")
+RPC = ("init_rpc", "rpc_sync", "shutdown")
+MAX_CALLS = 1000
+
+
+class _Note:
+    """One call as it is noted while it runs; ``Call`` says what the fields mean."""
+
+    __slots__ = ("begin_s", "caller", "dtype", "end_s", "group", "line", "name", "number", "op", "peer", "shape")
+
+    def __init__(self, name: str, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.name = name
+        self.caller, self.line = frame.f_code, frame.f_lineno
+        group = kwargs.get("group")
+        self.group = "" if group is None else _group_name(group)
+        self.number = 0
+        self.shape, self.dtype = _first_tensor((*args, *kwargs.values()))
+        self.op = _op(name, args, kwargs)
+        self.peer = _peer(args, kwargs)
+        self.end_s: float | None = None
+        self.begin_s = time.monotonic()
+
+    def as_call(self, rank: int, launched_s: float) -> Call:
+        """The call as it is told, with times in seconds since the launch."""
+        begin_s, end_s = self.begin_s - launched_s, None if self.end_s is None else self.end_s - launched_s
+        details = self.name, self.number, self.group, self.shape, self.dtype, self.op, self.peer
+        return Call(rank, begin_s, *details, _where(self), end_s)
+
+
+_notes: deque[_Note] = deque(maxlen=MAX_CALLS)
+_numbers: dict[str, int] = {}
+_works: weakref.WeakKeyDictionary[Any, _Note] = weakref.WeakKeyDictionary()
+_inside = threading.local()
+
+
+def install() -> None:
+    """Note the calls of this process from now on."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.distributed_c10d as c10d
+    from torch.nn.parallel import DistributedDataParallel
+
+    for name in (*COLLECTIVES, *POINT_TO_POINT, *SET_UP):
+        for module in (c10d, dist):
+            if call := getattr(module, name, None):
+                setattr(module, name, _noted(name, call))
+    if dist.rpc.is_available():
+        for name in RPC:
+            for module in (dist.rpc.api, dist.rpc):
+                if call := getattr(module, name, None):
+                    setattr(module, name, _noted(f"rpc.{name}" if name == "shutdown" else name, call))
+    dist.Work.wait = _noted_wait(dist.Work.wait)  # type: ignore[method-assign]
+    DistributedDataParallel.__init__ = _noted("DDP(...)", DistributedDataParallel.__init__)  # type: ignore[method-assign]
+    torch.Tensor.backward = _noted("backward", torch.Tensor.backward)  # type: ignore[method-assign]
+
+
+def _noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """``call``, but noted, unless it is made by torch inside a call that is noted already."""
+    if hasattr(call, "_ddplab_notes"):
+        return call
+    is_numbered = name in COLLECTIVES or name == "backward"
+
+    @functools.wraps(call)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        if getattr(_inside, "call", False):
+            return call(*args, **kwargs)
+        note = _Note(name, sys._getframe(1), args, kwargs)
+        if is_numbered:
+            order = name if name == "backward" else note.group
+            note.number = _numbers[order] = _numbers.get(order, 0) + 1
+        _inside.call = True
+        _notes.append(note)
+        try:
+            given = call(*args, **kwargs)
+            if given is not None and (kwargs.get("async_op") or name in ("isend", "irecv")):
+                _works[given] = note
+            return given
+        finally:
+            _inside.call = False
+            note.end_s = time.monotonic()
+
+    noted._ddplab_notes = True  # type: ignore[attr-defined]
+    return noted
+
+
+def _noted_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
+    """``Work.wait``, but noted as the wait for the call that gave the work."""
+
+    @functools.wraps(wait)
+    def noted(work: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(_inside, "call", False) or work not in _works:
+            return wait(work, *args, **kwargs)
+        waited = _works[work]
+        note = _Note(f"wait of {waited.name}", sys._getframe(1), (), {})
+        note.group, note.number, note.op, note.peer = waited.group, waited.number, waited.op, waited.peer
+        note.shape, note.dtype = waited.shape, waited.dtype
+        _notes.append(note)
+        try:
+            return wait(work, *args, **kwargs)
+        finally:
+            note.end_s = time.monotonic()
+
+    return noted
+
+
+def calls(rank: int, launched_s: float) -> tuple[Call, ...]:
+    """The latest calls, oldest first, with times in seconds since the launch."""
+    return tuple(note.as_call(rank, launched_s) for note in list(_notes))
+
+
+def _where(note: _Note) -> Where | None:
+    code = note.caller
+    return places.place(code.co_filename, note.line, code.co_qualname) if places.is_learners(code.co_filename) else None
+
+
+def _group_name(group: Any) -> str:
+    """ "" for the default group, else its ranks, such as "0, 2"."""
+    import torch.distributed as dist
+
+    try:
+        return "" if group is dist.group.WORLD else ", ".join(map(str, dist.get_process_group_ranks(group)))
+    except Exception:  # what is no group is for torch to refuse
+        return repr(group)
+
+
+def _first_tensor(values: tuple[Any, ...]) -> tuple[tuple[int, ...] | None, str]:
+    tensor_type = sys.modules["torch"].Tensor
+    for value in values:
+        if isinstance(value, tensor_type):
+            return tuple(value.shape), str(value.dtype).removeprefix("torch.")
+    for value in values:
+        if isinstance(value, list | tuple) and value and isinstance(value[0], tensor_type):
+            return tuple(value[0].shape), str(value[0].dtype).removeprefix("torch.")
+    return None, ""
+
+
+def _op(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    if name not in REDUCTIONS:
+        return ""
+    kinds = sys.modules["torch.distributed"].ReduceOp, sys.modules["torch.distributed"].ReduceOp.RedOpType
+    op = next((value for value in (kwargs.get("op"), *args) if isinstance(value, kinds)), None)
+    return "SUM" if op is None else str(op).rpartition(".")[2]
+
+
+def _peer(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    named = (kwargs.get(name) for name in ("src", "dst", "group_src", "group_dst"))
+    return next((value for value in (*named, *args) if type(value) is int), None)

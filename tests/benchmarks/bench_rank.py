@@ -1,0 +1,69 @@
+"""What ddplab adds inside a rank: to a collective call, to a training step, to a step that logs.
+
+    python tests/benchmarks/bench_rank.py          about a minute on two cores, machine otherwise idle
+
+Each is measured with and without, in turns, in the same rank; medians, so that the noise of a shared
+machine falls out.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ddplab import launch, log
+
+
+def in_turns(*jobs: Callable[[], object], rounds: int) -> list[float]:
+    """The median seconds of each job."""
+    times: list[list[float]] = [[] for _ in jobs]
+    for number in range(rounds):
+        for turn in range(len(jobs)):  # who goes first changes: the first pays for what the last has cached
+            which = (number + turn) % len(jobs)
+            began = time.perf_counter()
+            jobs[which]()
+            times[which].append(time.perf_counter() - began)
+    return [statistics.median(mine) for mine in times]
+
+
+def cost_of_a_note() -> list[float]:
+    """An all_reduce of one rank with ddplab's note of it, and torch's own function."""
+    x = torch.ones(3)
+    plain = dist.all_reduce.__wrapped__  # type: ignore[attr-defined]
+    return in_turns(lambda: dist.all_reduce(x), lambda: plain(x), rounds=5000)
+
+
+def cost_of_a_step() -> list[float]:
+    """A DDP step of some 5 ms: as it is, with backward as torch has it, and with a log() at its end."""
+    torch.set_num_threads(1)
+    model = DDP(nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.randn(128, 512)
+    noted, plain = torch.Tensor.backward, torch.Tensor.backward.__wrapped__  # type: ignore[attr-defined]
+
+    def step(backward: Callable[..., None], logs: bool = False) -> None:
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        backward(loss)
+        optimizer.step()
+        if logs:
+            log(loss=loss)
+
+    return in_turns(lambda: step(noted), lambda: step(plain), lambda: step(noted, logs=True), rounds=600)
+
+
+if __name__ == "__main__":
+    (noted, plain), *_ = launch(cost_of_a_note, world_size=1, backend="gloo", view="quiet").results
+    print(
+        f"all_reduce on 1 rank: {1e6 * plain:.1f} us, noted {1e6 * noted:.1f} us: {1e6 * (noted - plain):.1f} us a call"
+    )
+    (step, bare, logging), *_ = launch(cost_of_a_step, world_size=1, backend="gloo", view="quiet").results
+    print(
+        f"a DDP step of {1e3 * bare:.2f} ms: noted {step / bare:.4f} times, with log() {logging / bare:.4f} times as long"
+    )
