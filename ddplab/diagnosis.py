@@ -70,7 +70,7 @@ def standings(events: Sequence[ev.Event], world_size: int) -> list[Standing]:
         for made_call in mine:
             counts[_order(made_call)] = max(counts[_order(made_call)], made_call.number)
         has_ddp = any(call.name == "DDP(...)" for call in mine)
-        call = unfinished[-1] if unfinished and not ended.get(rank) else None
+        call = unfinished[-1] if unfinished and rank in located and not ended.get(rank) else None
         num_calls = dict(counts) if mine else None
         found.append(Standing(rank, ended.get(rank, ""), located.get(rank), call, num_calls, has_ddp))
     return found
@@ -99,15 +99,20 @@ def _alike(one: Standing) -> tuple[bool, str, str, str]:
 def _stood(alike: Sequence[Standing]) -> str:
     first, single = alike[0], len(alike) == 1
     who, located = ranks(one.rank for one in alike), first.located
-    if located is None or located.where is None:
-        return f"{who} did not answer" + (f": {located.state}" if located and located.state else "")
-    at = f"at {located.where}: {located.where.source}"
-    if first.call is None:
-        inside = f", in torch's {located.where.call}" if located.where.call else ""
+    where = located.where if located else None
+    at = f"at {where}: {where.source}" if where else ""
+    if first.call is not None:
+        since = min(one.located.time_s - one.call.time_s for one in alike if one.located and one.call)
+        ddp = ", where DDP averages gradients," if first.call.name == "backward" and first.has_ddp else ""
+        return f"{who} wait{'s' * single} in {describe(first.call)}{ddp} since {since:.1f} s" + (
+            f", {at}" if at else ""
+        )
+    if where:
+        inside = f", in torch's {where.call}" if where.call else ""
         return f"{who} {'is' if single else 'are'} {at}{inside}"
-    since = min(one.located.time_s - one.call.time_s for one in alike if one.located and one.call)
-    ddp = ", where DDP averages gradients," if first.call.name == "backward" and first.has_ddp else ""
-    return f"{who} wait{'s' * single} in {describe(first.call)}{ddp} since {since:.1f} s, {at}"
+    if located and not located.state:
+        return f"{who} {'is' if single else 'are'} in no line of yours"
+    return f"{who} did not answer" + (f": {located.state}" if located else "")
 
 
 def _waited_for(running: Iterable[Standing]) -> list[ev.Call]:

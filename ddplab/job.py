@@ -300,7 +300,7 @@ def _silent(letter: str, cpu_s: float, cpu_before_s: float) -> str:
     if letter:
         does = "computes" if cpu_s - cpu_before_s > ANSWER_S / 5 else "sleeps or waits"
         return f"it {does} in native code that does not let go of Python's lock (the GIL)"
-    return ""
+    return "nothing is known of its process"
 
 
 def _unpacked(event: ev.Result) -> ev.Event:

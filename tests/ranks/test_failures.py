@@ -174,7 +174,7 @@ def test_peers_that_still_compute_are_stopped_with_their_line(cell):
         (2, "stopped", "Stopped"),
     ]
     assert run.failures[2].where.source == "time.sleep(100)  # here"
-    assert f"rank 2 stopped at {place}: time.sleep(100)" in run.report()
+    assert f"rank 2 is at {place}: time.sleep(100)" in run.report()
 
 
 def test_all_ranks_that_fail_alike_give_one_verdict(cell):

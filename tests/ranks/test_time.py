@@ -95,7 +95,8 @@ def test_a_rank_that_cannot_answer_is_told_as_such(cell, soon_none_left):
     run = study(f, world_size=3)
     where = {failure.rank: failure.where and failure.where.call for failure in run.failures}
     assert where == {0: "barrier", 1: None, 2: None}
-    assert "ranks 1, 2 stopped and did not say where" in run.report()
+    assert "rank 1 did not answer: it sleeps or waits in native code" in run.report()
+    assert "rank 2 did not answer: its process is stopped" in run.report()
     soon_none_left(told(run))
 
 
@@ -126,7 +127,7 @@ def test_a_rank_that_waits_for_the_others_to_join_is_told_as_such(cell, cells):
     """When a rank never joins, it is told that the others were still in init_process_group."""
     run = study(cell(STUCK), cells.run("Stuck()"))
     assert "get_stuck" in [failure.where.function for failure in run.failures if failure.where]
-    assert "rank 0 stopped in init_process_group" in run.report()
+    assert "rank 0 waits in init_process_group since" in run.report()
 
 
 def test_a_wrong_port_names_the_line_that_waits(cell):
