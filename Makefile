@@ -37,7 +37,7 @@ demo: $(STAMP) ## run the first training notebook on 4 ranks; show what each ran
 
 # Jupyter refuses to run as root unless told that this is meant.
 lab: $(STAMP) ## open JupyterLab on the notebooks
-	@$(PY) -m jupyterlab --ServerApp.root_dir=notebooks $$(test "$$(id -u)" -ne 0 || echo --allow-root)
+	@exec $(PY) -m jupyterlab --ServerApp.root_dir=notebooks $$(test "$$(id -u)" -ne 0 || echo --allow-root)
 
 test: $(STAMP) ## lint and types, unit tests, rank tests, kernel tests, every notebook; stops at the first failure
 	@for step in $(STEPS); do \
@@ -63,7 +63,7 @@ nbval: $(STAMP) ## run every notebook and compare what it prints with what is co
 	@$(if $(wildcard notebooks/*.ipynb),$(PYTEST) $(NBVAL) notebooks,echo 'no notebooks')
 
 notebooks: $(STAMP) ## execute every notebook and write it back in its one canonical form
-	@$(PY) notebooks/execute.py
+	@$(PY) tools/notebooks.py
 
 bench: $(STAMP) ## the measurements of tests/benchmarks
 	@for file in tests/benchmarks/bench_*.py; do $(PY) $$file || exit 1; done

@@ -87,7 +87,8 @@ def standing(events: Sequence[ev.Event], world_size: int) -> list[str]:
     stopped = {event.rank for event in events if isinstance(event, ev.Stopped)}
     running = [one for one in everyone if one.rank in stopped and not one.ended]
     lines = [_stood(list(group)) for _, group in groupby(sorted(running, key=_alike), key=_alike)]
-    return lines + [text for call in _waited_for(running) if (text := _behind(call, everyone))]
+    wanted = _waited_for(running) + _failed_in(events)
+    return lines + [text for call in wanted if (text := _behind(call, everyone))]
 
 
 def _alike(one: Standing) -> tuple[bool, str, str, str]:
@@ -119,6 +120,18 @@ def _waited_for(running: Iterable[Standing]) -> list[ev.Call]:
     """The numbered calls in which ranks wait, each once."""
     waiting = {(_order(o.call), o.call.number): o.call for o in running if o.call and o.call.number}
     return [call for key, call in sorted(waiting.items()) if call.name != "backward" or any(o.has_ddp for o in running)]
+
+
+def _failed_in(events: Sequence[ev.Event]) -> list[ev.Call]:
+    """The numbered collective calls in whose line a rank failed, each number once."""
+    failed = {event.rank: event.where for event in events if isinstance(event, ev.Failed) and event.where}
+    last = {call.rank: call for call in calls(events) if call.number and call.name != "backward"}
+    found = {
+        (call.group, call.number): call
+        for rank, call in last.items()
+        if rank in failed and call.where and str(call.where) == str(failed[rank])
+    }
+    return [found[key] for key in sorted(found)]
 
 
 def _behind(call: ev.Call, everyone: Sequence[Standing]) -> str:

@@ -178,6 +178,8 @@ def _in_a_line(alike: Sequence[Failure]) -> str:
 
 def _advice(first: Failure, others: bool) -> str:
     """The next step, for the kind of failure that came first."""
+    if _tells_echo(first.message):
+        return "find the rank that ended or returned early: all ranks must make the same collective calls."
     if first.type == "Timeout":
         return "compare these lines: all ranks must make the same collective calls. Slow work takes a larger timeout_s."
     if first.signal == "SIGKILL":

@@ -27,6 +27,7 @@ from ddplab.run import Run, Spec
 
 __all__ = ["launch"]
 
+RANK_NAMES = ("rank", "local_rank", "gpu", "proc_id")
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
 
 
@@ -48,6 +49,7 @@ def launch(
     ``fn`` may be any function of a notebook or a module. It gets no hidden arguments: inside it,
     ``dist.get_rank()`` and the environment variables of torchrun tell which rank it is.
 
+    world_size: number of ranks, from 1 to 256 (fewer where few files may be open).
     backend: "gloo", "nccl", "auto" (nccl where there is one CUDA device per rank, else gloo), or None:
         ``fn`` calls ``init_process_group`` itself.
     timeout_s: seconds, counted from when all ranks are up, after which they are stopped.
@@ -72,8 +74,10 @@ def launch(
     try:
         _check_caller()
         _check_call(fn, args)
-        with _late_interrupt(lambda: None):  # half an import of torch would stay broken for good
+        with _held_interrupts(lambda: None) as interrupts:  # half an import of torch would stay broken for good
             import torch.multiprocessing  # noqa: F401
+        if interrupts:
+            raise KeyboardInterrupt
         world_size = _check_world_size(world_size)
         backend, why = machine.choose_backend(backend, world_size)
         spec = Spec(
@@ -100,8 +104,7 @@ def launch(
             launched_s=time.monotonic(),
         )
     except (TypeError, ValueError) as error:
-        # What IPython shows: the message, and not the lines of ddplab between it and the cell.
-        vars(error)["_render_traceback_"] = functools.partial(list, [f"{type(error).__name__}: {error}"])
+        _plain(error)
         raise
     run = _watch(Job(spec, order), screen)
     if not allow_failure:
@@ -111,7 +114,7 @@ def launch(
 
 def _watch(job: Job, screen: views.View) -> Run:
     """Show what the job tells until it ends. An interrupt ends it, and is passed on afterwards."""
-    with _late_interrupt(job.abandon):
+    with _held_interrupts(job.abandon) as interrupts:
         try:
             job.thread.start()
             for events in job.told():
@@ -121,34 +124,41 @@ def _watch(job: Job, screen: views.View) -> Run:
             job.thread.join()
         run = job.finished_run()
         screen.finish(run)
+    if interrupts:
+        raise _plain(KeyboardInterrupt(run.verdict()), run.report())
     if job.error is not None:
         raise LaunchError(f"the launch was given up: {type(job.error).__name__}: {job.error}") from job.error
     return run
 
 
 @contextlib.contextmanager
-def _late_interrupt(note: Callable[[], None]) -> Iterator[None]:
-    """Let an interrupt call ``note``, and raise KeyboardInterrupt only when the block has ended.
+def _held_interrupts(note: Callable[[], None]) -> Iterator[list[None]]:
+    """Let an interrupt call ``note`` and be counted in the list that is given; the caller raises it afterwards.
 
     Raised in the middle, it could come between any two lines of the block, and more than once.
     """
-    came = []
+    came: list[None] = []
 
     def handle(*_: Any) -> None:
-        came.append(True)
+        came.append(None)
         note()
 
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
+        yield came
         return
     signal.signal(signal.SIGINT, handle)
     try:
-        yield
+        yield came
     finally:
         signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
+
+
+def _plain(error: BaseException, report: str = "") -> BaseException:
+    """``error``, of which IPython shows the message and ``report``, and not the lines of ddplab above them."""
+    lines = [f"{type(error).__name__}: {error}", *report.splitlines()]
+    vars(error)["_render_traceback_"] = functools.partial(list, lines)
+    return error
 
 
 # What the caller gave ---------------------------------------------------------------------------------
@@ -189,16 +199,22 @@ def _check_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
 
 def _rank_hint(name: str, signature: inspect.Signature, args: tuple[Any, ...]) -> str:
     """How to get the rank, for a function that expects it as ``torch.multiprocessing.spawn`` gives it."""
-    try:
-        signature.bind(0, *args)
-    except TypeError:
+    first = next(iter(signature.parameters), "")
+    if not (first in RANK_NAMES or _fits(signature, 0, *args)):
         return " Arguments for the function follow it: launch(fn, arg, world_size=2)."
-    first = next(iter(signature.parameters))
     return (
         f" launch passes no rank, unlike torch.multiprocessing.spawn. Drop {first!r} and ask inside: "
         f'{first} = dist.get_rank(), or int(os.environ["RANK"]) before there is a process group. '
         f'To keep {name} as it is: launch(lambda: {name}(int(os.environ["RANK"]), ...)).'
     )
+
+
+def _fits(signature: inspect.Signature, *args: Any) -> bool:
+    try:
+        signature.bind(*args)
+    except TypeError:
+        return False
+    return True
 
 
 def _check_world_size(world_size: Any) -> int:

@@ -293,7 +293,8 @@ def _blame(fn: Any, args: tuple[Any, ...], error: Exception) -> str:
     named = [(name, fn)] + [(f"argument {index} of {name}", arg) for index, arg in enumerate(args)]
     for part_name, part in named:
         if found := _find(part, part_name, _pack):
-            return f"{found[0]} cannot travel to a rank: it is a {_type(found[1])}. {_advice(found[1])}"
+            comma = "," if ", captured by" in found[0] else ""
+            return f"{found[0]}{comma} cannot travel to a rank: it is a {_type(found[1])}. {_advice(found[1])}"
     return f"{name} cannot travel to a rank: {error}"
 
 

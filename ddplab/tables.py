@@ -35,7 +35,7 @@ def activity(run: Run) -> Rows:
     """One row per rank, of a training that called ``log(loss=...)``: what it did, in numbers.
 
     ``rank``, ``outcome``, ``steps`` (how many losses it logged), ``first loss`` and ``last loss`` ("" if it
-    logged none), and ``lines`` (how many it printed).
+    logged none), and ``printed lines``.
     """
     rows = []
     for row in summary(run):
@@ -43,7 +43,7 @@ def activity(run: Run) -> Rows:
         losses = [f"{metric.value:.3f}" for metric in run.metrics if (metric.rank, metric.name) == (rank, "loss")]
         first, last = (losses[0], losses[-1]) if losses else ("", "")
         lines = sum(getattr(line, "num_lines", 1) for line in run.lines(rank))
-        told = {"steps": len(losses), "first loss": first, "last loss": last, "lines": lines}
+        told = {"steps": len(losses), "first loss": first, "last loss": last, "printed lines": lines}
         rows.append({"rank": rank, "outcome": row["outcome"], **told})
     return rows
 
@@ -77,9 +77,8 @@ def to_html(rows: Rows, caption: str = "") -> str:
         "<tr>" + "".join(f'<td style="text-align:left">{html.escape(_short(v))}</td>' for v in row.values()) + "</tr>"
         for row in rows
     )
-    return (
-        f"<table><caption>{html.escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
+    title = f'<caption style="text-align:left;white-space:nowrap">{html.escape(caption)}</caption>'
+    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _short(value: Any) -> str:

@@ -203,3 +203,15 @@ def test_a_refusal_leaves_the_process_as_it_was():
     refuse(ValueError, ["world_size"], nothing, world_size=0)
     assert not dist.is_initialized()
     assert launch(nothing, world_size=1).results == [None]
+
+
+@pytest.mark.parametrize("args", [(), (3,)], ids=["no arguments", "one argument"])
+def test_a_function_that_wants_the_rank_is_told_how_to_get_it_however_it_is_called(args):
+    """Was a bug: ``launch(train)`` for ``train(rank, world_size)`` was told to pass two arguments."""
+
+    def train(rank, world_size):
+        """As torch.multiprocessing.spawn wants it."""
+
+    with pytest.raises(TypeError, match="launch passes no rank") as caught:
+        launch(train, *args)
+    assert "rank = dist.get_rank()" in str(caught.value)

@@ -182,6 +182,19 @@ def test_rpc_with_an_absent_peer_waits_in_init_rpc() -> None:
     assert "rank 0 waits in init_rpc since" in hang(absent, backend=None).report()
 
 
+def test_a_peer_that_returned_early_is_named() -> None:
+    """Was a bug: the rank that made its call alone was told to mend it, and nothing said that its peer had left."""
+
+    def leaves() -> None:
+        if dist.get_rank() == 0:
+            dist.barrier()
+
+    run = launch(leaves, backend="gloo", allow_failure=True, view="quiet")
+    assert [(failure.rank, failure.role) for failure in run.failures] == [(0, "root")]
+    assert "barrier #1 is not complete: rank 1 made 0 collective calls and returned" in run.report()
+    assert "next: find the rank that ended or returned early" in run.report()
+
+
 def test_noting_calls_changes_nothing() -> None:
     """Results, exceptions and the names of the functions are torch's own."""
 

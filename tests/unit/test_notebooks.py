@@ -19,7 +19,7 @@ ABSOLUTE = re.compile(r"(?<![\w.~/:<@-])/(?!__w/)(?:[\w.+@-]+/)+[\w.+@-]+|\b[A-Z
 
 
 def load_executor() -> Any:
-    spec = importlib.util.spec_from_file_location("notebooks_execute", FOLDER / "execute.py")
+    spec = importlib.util.spec_from_file_location("notebooks_execute", FOLDER.parent / "tools" / "notebooks.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)

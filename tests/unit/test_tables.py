@@ -23,8 +23,8 @@ def test_activity_counts_what_each_rank_logged_and_printed() -> None:
         ev.Result(2, 0.8, None),
     )
     assert tables.to_text(tables.activity(Run(SPEC, told, 1.0))).splitlines() == [
-        "rank  outcome       steps  first loss  last loss  lines",
-        "   0  returned          2  2.000       1.235          8",
-        "   1  failed first      1  3.000       3.000          1",
-        "   2  returned          0                             0",
+        "rank  outcome       steps  first loss  last loss  printed lines",
+        "   0  returned          2  2.000       1.235                  8",
+        "   1  failed first      1  3.000       3.000                  1",
+        "   2  returned          0                                     0",
     ]

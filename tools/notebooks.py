@@ -1,7 +1,7 @@
-"""Execute the notebooks of this folder, and write each back in its one canonical form.
+"""Execute the notebooks, and write each back in its one canonical form.
 
-    python notebooks/execute.py [--gpu] [NAME ...]      execute and rewrite (all, if no name is given)
-    python notebooks/execute.py --check [NAME ...]      only say which are not in canonical form
+    python tools/notebooks.py [--gpu] [NAME ...]      execute and rewrite (all, if no name is given)
+    python tools/notebooks.py --check [NAME ...]      only say which are not in canonical form
 
 A notebook with a failed cell is left as it was, unless the cell is tagged ``raises-exception``. Cells tagged
 ``needs_gpu`` keep what they show, and are executed only with ``--gpu``.
@@ -27,8 +27,8 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-HERE = Path(__file__).resolve().parent
-CHECKOUT = HERE.parent
+CHECKOUT = Path(__file__).resolve().parents[1]
+HERE = CHECKOUT / "notebooks"
 GPU = "needs_gpu"
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 WIDGETS = "application/vnd.jupyter.widget-"
