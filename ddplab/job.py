@@ -37,7 +37,7 @@ class _Rank:
         self.decoder = ev.Decoder()
         self.lines = {"stdout": LineBuffer(), "stderr": LineBuffer()}
         self.unsent = memoryview(order)
-        self.started = self.returned = self.failed = self.broken = self.gone = self.located = False
+        self.started = self.returned = self.failed = self.broken = self.gone = self.located = self.garbled = False
 
     @property
     def settled(self) -> bool:
@@ -50,7 +50,7 @@ class Job:
 
     def __init__(self, spec: Spec, order: worker.Order) -> None:
         self.thread = threading.Thread(target=self._live, name="ddplab-job", daemon=True)
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._spec = spec
         self._order = order
         self._ranks: list[_Rank] = []
@@ -98,11 +98,13 @@ class Job:
             self._start(dataclasses.replace(self._order, port=store.port))
             self._stop(self._serve())
             self._until(lambda: self._every("gone"), EXIT_GRACE_S)
-        except Exception as error:
+        except BaseException as error:
             self.error = error
         finally:
             try:
                 self._end()
+            except BaseException as error:
+                self.error = self.error or error
             finally:
                 self._elapsed_s = self._now_s()
                 self._put(None)
@@ -215,8 +217,15 @@ class Job:
     def _hear(self, rank: _Rank) -> bool:
         """Take in a piece of what the rank tells; say whether there may be more."""
         chunk = rank.process.link.recv(1 << 20)
-        for event in rank.decoder.feed(chunk):
-            self._note(rank, event)
+        if rank.garbled:
+            return bool(chunk)
+        try:
+            for event in rank.decoder.feed(chunk):
+                self._note(rank, event)
+        except Exception as error:  # several processes wrote at once, or something that is not in the notebook
+            rank.garbled = True
+            text = f"what the rank told could not be read: {type(error).__name__}: {error}"
+            self._note(rank, ev.Failed(rank.process.rank, self._now_s(), "LinkError", text, text, None))
         return bool(chunk)
 
     def _read(self, rank: _Rank, name: str) -> bool:
@@ -307,6 +316,6 @@ def _unpacked(event: ev.Result) -> ev.Event:
     """The event with its value; or why the value, which left its rank, could not be made again here."""
     try:
         return dataclasses.replace(event, value=shipping.unpack_result(event.value))
-    except Exception as error:
+    except BaseException as error:  # a value may run anything while it is made: also sys.exit
         text = f"the value was sent, but could not be made again in the notebook: {type(error).__name__}: {error}"
         return ev.Failed(event.rank, event.time_s, "ShippingError", text, text, None, "result")

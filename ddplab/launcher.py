@@ -88,7 +88,7 @@ def launch(
             start_method=machine.choose_start_method(start_method),
             timeout_s=_check_seconds(timeout_s),
             seed=_check_whole("seed", seed, 0),
-            threads=_check_whole("threads", threads, 1) or max(1, machine.num_cores() // world_size),
+            threads=_check_whole("threads", threads, 1, 1024) or max(1, machine.num_cores() // world_size),
         )
         screen = views.choose(view, spec)
         order = worker.Order(
@@ -97,8 +97,8 @@ def launch(
             backend=backend,
             environ=dict(os.environ),
             env=_check_env(env),
-            folder=os.getcwd(),
-            path=[entry or os.getcwd() for entry in sys.path],
+            folder=(folder := _folder()),
+            path=[str(entry) or folder for entry in sys.path if isinstance(entry, str | os.PathLike)],
             seed=spec.seed,
             threads=spec.threads,
             launched_s=time.monotonic(),
@@ -234,14 +234,23 @@ def _check_seconds(timeout_s: Any) -> float:
     return float(timeout_s)
 
 
-def _check_whole(name: str, value: Any, least: int) -> int | None:
+def _check_whole(name: str, value: Any, least: int, most: int = 2**63 - 1) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is a whole number or None, not {_shown(value)}")
-    if not least <= value < 2**63:
+    if value < least:
         raise ValueError(f"{name}={value} is not {least} or more")
+    if value > most:
+        raise ValueError(f"{name}={value} is more than {most}")
     return value
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise ValueError(f"the working directory is gone: os.chdir to another, where ranks can run ({error})") from None
 
 
 def _check_env(env: Any) -> dict[str, str | None]:
@@ -254,6 +263,10 @@ def _check_env(env: Any) -> dict[str, str | None]:
             raise TypeError(f"env[{name!r}] is {_shown(value)}: names and values of variables are text, or None")
         if not name or "=" in name or "\0" in name + (value or ""):
             raise ValueError(f"env[{name!r}]={value!r} cannot be an environment variable")
+        try:
+            os.fsencode(name + (value or ""))
+        except UnicodeEncodeError:
+            raise ValueError(f"env[{name!r}]={value!r} cannot be an environment variable") from None
     return dict(env)
 
 

@@ -13,12 +13,13 @@ import io
 import multiprocessing
 import multiprocessing.forkserver as forkserver
 import multiprocessing.resource_tracker as resource_tracker
+import multiprocessing.spawn as spawn
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -62,6 +63,8 @@ class RankProcess:
         self._killed: list[int] = []
         self.link, link = socket.socketpair()
         self.alive, alive = socket.socketpair()
+        for theirs_end in (link, alive):  # which socket.setdefaulttimeout() may have made non-blocking
+            theirs_end.setblocking(True)
         pipes = {name: Pipe(duplex=False) for name in STREAMS if WAITS_FOR_PIPES}
         self.output = {name: pipe[0] for name, pipe in pipes.items()}
         self._mine: list[Any] = [self.link, self.alive, *self.output.values()]
@@ -130,18 +133,50 @@ def _start(start_method: str, main: Callable[..., None], args: tuple[Any, ...]) 
     """
     import torch.multiprocessing as mp
 
+    with _without_script():
+        return _start_one(mp, start_method, main, args)
+
+
+@contextlib.contextmanager
+def _without_script() -> Iterator[None]:
+    """Keep ranks from importing the script that launches them: what they need of it travels by value."""
+    before, mine = spawn.get_preparation_data, threading.get_ident()
+
+    def prepare(name: str) -> dict[str, Any]:
+        told = before(name)
+        others = threading.get_ident() != mine  # a process that the notebook itself starts meanwhile
+        return {key: value for key, value in told.items() if others or not key.startswith("init_main")}
+
+    spawn.get_preparation_data = prepare
+    try:
+        yield
+    finally:
+        spawn.get_preparation_data = before
+
+
+def _start_one(mp: Any, start_method: str, main: Callable[..., None], args: tuple[Any, ...]) -> BaseProcess:
     if start_method == "spawn":
         context = mp.spawn(main, args, nprocs=1, join=False)
     else:
         try:
             warm()
             context = mp.start_processes(main, args, nprocs=1, join=False, start_method=start_method)
-        except (EOFError, ConnectionError):  # the forkserver was about to end, by an interrupt or a kill: start another
-            forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        except (EOFError, ConnectionError, FileNotFoundError):  # it was about to end, by an interrupt or a kill, or
+            # something has cleared /tmp, its socket with it: start another
+            with contextlib.suppress(FileNotFoundError):
+                forkserver._forkserver._stop()  # type: ignore[attr-defined]
+            _forget_lost_folder()
             warm()
             context = mp.start_processes(main, args, nprocs=1, join=False, start_method=start_method)
     process: BaseProcess = context.processes[0]
     return process
+
+
+def _forget_lost_folder() -> None:
+    """Let multiprocessing make another folder for its sockets when the one it made is gone."""
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    if (folder := config.get("tempdir")) and not os.path.isdir(folder):
+        config["tempdir"] = None
 
 
 def hold_interrupts() -> None:

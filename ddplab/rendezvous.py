@@ -7,6 +7,7 @@ so ``init_process_group("gloo")`` and ``init_method="env://"`` work unchanged.
 
 from __future__ import annotations
 
+import datetime
 import os
 import socket
 import sys
@@ -38,7 +39,11 @@ def open_store() -> TCPStore:
         port = listener.getsockname()[1]
         listener.listen(1024)
         # The store owns the descriptor from here on and closes it.
-        return TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        # The time-out bounds what its own client waits for here, where no descriptor is left to connect with.
+        return TCPStore(
+            LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(),
+            timeout=datetime.timedelta(seconds=5),
+        )  # fmt: skip
 
 
 def environment(rank: int, world_size: int, port: int) -> dict[str, str]:

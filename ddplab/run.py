@@ -161,9 +161,9 @@ class Run:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the run as JSON lines. What JSON cannot hold is kept as its text (:class:`Text`)."""
         head = {"ddplab_run": 1, "elapsed_s": self.elapsed_s, **dataclasses.asdict(self.spec)}
-        with open(path, "w", encoding="utf-8") as file:
-            for record in [head, *map(_to_record, self.events)]:
-                file.write(json.dumps(record) + "\n")
+        records = [json.dumps(record) + "\n" for record in [head, *map(_to_record, self.events)]]
+        with open(path, "w", encoding="utf-8") as file:  # opened last: what fails above leaves no half a file
+            file.writelines(records)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Run:
@@ -193,7 +193,10 @@ class Text(str):
 def _to_record(event: ev.Event) -> dict[str, Any]:
     record = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
     if isinstance(event, ev.Result):
-        record["value"] = _to_json(event.value)
+        try:
+            record["value"] = _to_json(event.value)
+        except RecursionError:  # a value that holds itself
+            record["value"] = _as_text(event.value)
     if isinstance(record.get("where"), ev.Where):
         record["where"] = dataclasses.asdict(record["where"])
     return {"event": type(event).__name__, **record}
@@ -220,7 +223,19 @@ def _to_json(value: Any) -> Any:
         return {"$tuple": [_to_json(item) for item in value]}
     if type(value) is dict:
         return {"$dict": [[_to_json(key), _to_json(item)] for key, item in value.items()]}
-    return {"$text": repr(value), "type": type(value).__qualname__}
+    return _as_text(value)
+
+
+def _as_text(value: Any) -> dict[str, str]:
+    return {"$text": safe_repr(value), "type": type(value).__qualname__}
+
+
+def safe_repr(value: Any) -> str:
+    """``repr(value)``, whatever its class makes of that."""
+    try:
+        return repr(value)
+    except Exception as error:
+        return f"<{type(value).__qualname__}, whose repr raised {type(error).__name__}>"
 
 
 def _from_json(value: Any) -> Any:

@@ -283,6 +283,8 @@ def _find(obj: Any, name: str, attempt: Any, seen: set[int] | None = None) -> tu
     try:
         attempt(obj)
         return None
+    except RecursionError:
+        return name, obj
     except Exception:
         inner = (_find(part, part_name, attempt, seen) for part_name, part in _parts(obj, name))
         return next((found for found in inner if found), (name, obj))
@@ -310,6 +312,8 @@ _ADVICE = {
 
 
 def _advice(obj: Any) -> str:
+    if isinstance(obj, list | tuple | dict | set):
+        return "It is nested too deeply, or too large for the memory that is left."
     if _is_tensor(obj):
         return "Pass tensor.cpu() and move it to device() inside the function."
     if isinstance(obj, _FILES):

@@ -6,6 +6,8 @@ import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddplab.run import safe_repr
+
 if TYPE_CHECKING:
     from ddplab.run import Run
 
@@ -25,7 +27,7 @@ def summary(run: Run) -> Rows:
             outcome = "stopped" if failure.role == "stopped" else f"failed{first}"
             rows.append({"rank": rank, "outcome": outcome, "value": str(failure)})
         elif rank in run.returned:
-            rows.append({"rank": rank, "outcome": "returned", "value": repr(run.returned[rank])})
+            rows.append({"rank": rank, "outcome": "returned", "value": safe_repr(run.returned[rank])})
         else:
             rows.append({"rank": rank, "outcome": "did not start", "value": ""})
     return rows

@@ -41,7 +41,7 @@ class Terminal(View):
     def show(self, events: Iterable[Event]) -> None:
         lines = [prefixed(event, self._world_size) for event in events if isinstance(event, Line)]
         if lines:
-            print("\n".join(lines), flush=True)
+            _print("\n".join(lines))
 
 
 class Still(View):
@@ -49,7 +49,7 @@ class Still(View):
 
     def finish(self, run: Run) -> None:
         if text := still_text(run):
-            print(text, flush=True)
+            _print(text)
 
 
 class Notebook(View):
@@ -85,6 +85,12 @@ class Notebook(View):
         else:
             self._handle.update(bundle, raw=True)
         self._is_stale, self._drawn_s = False, time.monotonic()
+
+
+def _print(text: str) -> None:
+    """Print what a rank wrote, also to a terminal that lacks some of its characters."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 def still_text(run: Run) -> str:

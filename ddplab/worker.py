@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import multiprocessing.util
+import operator
 import os
 import random
 import sys
@@ -90,11 +91,16 @@ def main(_index: int, rank: int, link: socket, alive: socket, pipes: dict[str, C
         told.tell(Began)
         during = "function"
         value = fn(*args)
+        if os.getpid() != told.pid:  # a child that the function forked, and that has returned from it too
+            leave(0, lambda: None)
         during = "result"
         packed = shipping.pack_result(value)
         told.tell_calls()
         told.tell(Result, packed)
     except BaseException as error:
+        if os.getpid() != told.pid:
+            sys.excepthook(type(error), error, error.__traceback__)
+            leave(1, lambda: None)
         told.tell_calls()
         told.tell(failed, error, during)
         leave(1, finish)
@@ -178,24 +184,32 @@ def failed(rank: int, time_s: float, error: BaseException, during: str) -> Faile
     except Exception as other:
         traceback, where = f"(the traceback cannot be shown: {type(other).__name__})", None
     try:
-        message = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else str(error)[: places.MAX_TEXT]
+        message = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else str(error)
+        message = message[: places.MAX_TEXT]
     except BaseException as other:  # even a KeyboardInterrupt: this process must tell its failure
         message = f"(its text cannot be shown: __str__ raised {type(other).__name__})"
     if isinstance(error, ShippingError):
         traceback = message
     kind = type(error)
-    return Failed(rank, time_s, kind.__qualname__, message, traceback, where, during)
+    return Failed(rank, time_s, kind.__qualname__, _showable(message), _showable(traceback), where, during)
+
+
+def _showable(text: str) -> str:
+    """``text`` without lone surrogates, with which Jupyter would drop the whole message."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def leave(exitcode: int, finish: Callable[[], None]) -> None:
     """Exit without the interpreter's own end, in which Gloo's threads can still abort a good run."""
     with contextlib.suppress(Exception):
         multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]
+    for stream in (sys.stdout, sys.stderr):  # the function may have put anything there, also None
+        with contextlib.suppress(Exception):
+            stream.flush()
     with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
         if processes.POSIX:
             ctypes.CDLL(None).fflush(None)  # what C and C++ libraries have printed
+    with contextlib.suppress(Exception):
         finish()
     os._exit(exitcode)
 
@@ -208,10 +222,15 @@ def log(step: int | None = None, **metrics: Any) -> None:
 
     >>> log(step=3, loss=0.25)
     """
+    if step is not None and type(step) is not int:
+        try:
+            step = operator.index(step)
+        except TypeError:
+            raise TypeError(f"log(step=...) takes a whole number, not {type(step).__name__}") from None
     for name, value in metrics.items():
         try:
             number = float(value.detach() if hasattr(value, "detach") else value)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise TypeError(f"log({name}=...) takes a number or a tensor of one element: {error}") from None
         if current is not None and current.pid == os.getpid():
             current.tell(Metric, step, name, number)
