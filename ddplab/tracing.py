@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddplab import places
@@ -32,7 +32,10 @@ REDUCTIONS = {name for name in COLLECTIVES if "reduce" in name}
 POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
 SET_UP = ("init_process_group", "new_group", "destroy_process_group", "init_device_mesh")
 RPC = ("init_rpc", "rpc_sync", "shutdown")
+# Methods of torch's own objects, of which only that and where they are called is noted.
+METHODS = ("backward", "DDP(...)")
 MAX_CALLS = 1000
+_NOTHING: Mapping[str, Any] = {}
 
 
 class _Note:
@@ -40,15 +43,15 @@ class _Note:
 
     __slots__ = ("begin_s", "caller", "dtype", "end_s", "group", "line", "name", "number", "op", "peer", "shape")
 
-    def __init__(self, name: str, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, name: str, frame: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] = _NOTHING) -> None:
         self.name = name
         self.caller, self.line = frame.f_code, frame.f_lineno
         group = kwargs.get("group")
         self.group = "" if group is None else _group_name(group)
         self.number = 0
-        self.shape, self.dtype = _first_tensor((*args, *kwargs.values()))
-        self.op = _op(name, args, kwargs)
-        self.peer = _peer(args, kwargs)
+        self.shape, self.dtype = _first_tensor((*args, *kwargs.values())) if args or kwargs else (None, "")
+        self.op = _op(args, kwargs) if name in REDUCTIONS else ""
+        self.peer = _peer(args, kwargs) if args or kwargs else None
         self.end_s: float | None = None
         self.begin_s = time.monotonic()
 
@@ -90,13 +93,15 @@ def _noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     """``call``, but noted, unless it is made by torch inside a call that is noted already."""
     if hasattr(call, "_ddplab_notes"):
         return call
+    is_method = name in METHODS
     is_numbered = name in COLLECTIVES or name == "backward"
 
     @functools.wraps(call)
     def noted(*args: Any, **kwargs: Any) -> Any:
         if getattr(_inside, "call", False):
             return call(*args, **kwargs)
-        note = _Note(name, sys._getframe(1), args, kwargs)
+        frame = sys._getframe(1)
+        note = _Note(name, frame) if is_method else _Note(name, frame, args, kwargs)
         if is_numbered:
             order = name if name == "backward" else note.group
             note.number = _numbers[order] = _numbers.get(order, 0) + 1
@@ -123,7 +128,7 @@ def _noted_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(_inside, "call", False) or work not in _works:
             return wait(work, *args, **kwargs)
         waited = _works[work]
-        note = _Note(f"wait of {waited.name}", sys._getframe(1), (), {})
+        note = _Note(f"wait of {waited.name}", sys._getframe(1))
         note.group, note.number, note.op, note.peer = waited.group, waited.number, waited.op, waited.peer
         note.shape, note.dtype = waited.shape, waited.dtype
         _notes.append(note)
@@ -166,14 +171,12 @@ def _first_tensor(values: tuple[Any, ...]) -> tuple[tuple[int, ...] | None, str]
     return None, ""
 
 
-def _op(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    if name not in REDUCTIONS:
-        return ""
+def _op(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     kinds = sys.modules["torch.distributed"].ReduceOp, sys.modules["torch.distributed"].ReduceOp.RedOpType
     op = next((value for value in (kwargs.get("op"), *args) if isinstance(value, kinds)), None)
     return "SUM" if op is None else str(op).rpartition(".")[2]
 
 
-def _peer(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+def _peer(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
     named = (kwargs.get(name) for name in ("src", "dst", "group_src", "group_dst"))
     return next((value for value in (*named, *args) if type(value) is int), None)
