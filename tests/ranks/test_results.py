@@ -289,3 +289,16 @@ def test_a_loaded_run_raises_as_the_launch_did(tmp_path: Any) -> None:
     with pytest.raises(RankFailedError) as again:
         Run.load(tmp_path / "run.jsonl").results  # noqa: B018
     assert (str(again.value), again.value.report) == (str(caught.value), caught.value.report)
+
+
+def test_thirty_two_ranks_start_and_finish_on_two_cores() -> None:
+    """Many more ranks than cores: all join one group, and each value comes back in its place."""
+
+    def total() -> tuple[int, float]:
+        import torch.distributed as dist
+
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        return dist.get_rank(), x.item()
+
+    assert launch(total, world_size=32, backend="gloo", view="quiet").results == [(rank, 32.0) for rank in range(32)]
