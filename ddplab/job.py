@@ -220,8 +220,9 @@ class Job:
         if rank.garbled:
             return bool(chunk)
         try:
-            for event in rank.decoder.feed(chunk):
-                self._note(rank, event)
+            for events in rank.decoder.feed(chunk):
+                for event in events:
+                    self._note(rank, event)
         except Exception as error:  # several processes wrote at once, or something that is not in the notebook
             rank.garbled = True
             text = f"what the rank told could not be read: {type(error).__name__}: {error}"

@@ -53,16 +53,15 @@ class Told:
 
     def tell_calls(self) -> None:
         """Send the calls into torch.distributed that were noted."""
-        for call in tracing.calls(self.rank, self._launched_s):
-            self.send(call)
+        self.send(*tracing.calls(self.rank, self._launched_s))
 
     def tell(self, kind: Callable[..., Event], *args: Any) -> None:
         """Send one event, dated now."""
         self.send(kind(self.rank, time.monotonic() - self._launched_s, *args))
 
-    def send(self, event: Event) -> None:
-        """Send one event."""
-        frame = encode(event)
+    def send(self, *events: Event) -> None:
+        """Send events, in one message."""
+        frame = encode(events)
         # A launcher that is gone ends this process anyway.
         with self._lock, contextlib.suppress(OSError):
             self._link.sendall(frame)
