@@ -147,3 +147,20 @@ def test_a_folder_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     folder.rmdir()
     with pytest.raises(ValueError, match="working directory is gone"):
         launch(print)
+
+
+def test_ranks_without_pipes_tell_what_they_wrote_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows: no pipe stands in for descriptors 1 and 2, and the closed link tells the end of a rank."""
+    monkeypatch.setattr("ddplab.processes.WAITS_FOR_PIPES", False)
+
+    def talk() -> int:
+        print("hi")
+        os.write(2, b"low\n")
+        subprocess.run(["echo", "child"], check=True)
+        print("no end", end="")
+        return 5
+
+    run = quiet(talk)
+    assert run.results == [5, 5]
+    assert run.output(0, "stdout").splitlines() == ["hi", "child", "no end"]
+    assert run.output(1, "stderr") == "low"
