@@ -141,7 +141,7 @@ def test_a_traceback_keeps_the_frames_of_cells_and_of_ranks() -> None:
 @pytest.mark.parametrize(
     ("said", "kept"),
     [
-        ("/tmp/ipykernel_12/345.py:3: UserWarning: x", "/tmp/...:3: UserWarning: x"),
+        ("/tmp/ipykernel_PID/345.py:3: UserWarning: x", "/tmp/...:3: UserWarning: x"),
         ("file:///tmp/tmpab_c1/store", "file:///tmp/..."),
         ("saved /private/var/folders/x1/T/tmp1.pt.", "saved /tmp/..."),
         ("/home/ada/ddplab/ddplab/worker.py:9", "ddplab/worker.py:9"),
