@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
+import tempfile
 from collections import deque
 from collections.abc import Iterable
+from pathlib import Path
 
+from ddplab import leftovers
 from ddplab.events import Event, Line, Omitted
 
-__all__ = ["LineBuffer", "Transcript"]
+__all__ = ["LineBuffer", "OutputFile", "Transcript"]
 
 MAX_LINE = 4_000
 MAX_LINES = 2_000
+MAX_FILE_BYTES = 100_000_000
 
 
 class LineBuffer:
@@ -66,23 +71,32 @@ class Transcript:
     """The events of a run in the order of their arrival, with a bound on the lines of each stream.
 
     Of a stream with more than ``MAX_LINES`` lines the first half and the last half are kept, and an
-    ``Omitted`` event says how many were between them.
+    ``Omitted`` event says how many were between them. All lines of all streams are then in ``file``.
     """
 
     def __init__(self) -> None:
+        self.file: OutputFile | None = None
         self._events: list[tuple[int, Event]] = []
         self._num_lines: dict[tuple[int, str], int] = {}
         self._last: dict[tuple[int, str], deque[tuple[int, Line]]] = {}
         self._arrived = 0
+        self._file_before: list[Line] = []  # what the file must begin with, should there be one
 
     def add(self, events: Iterable[Event]) -> None:
         """Keep ``events``."""
+        lines = []
         for event in events:
             self._arrived += 1
             if isinstance(event, Line):
                 self._add_line(event)
+                lines.append(event)
             else:
                 self._events.append((self._arrived, event))
+        self._file_before += lines if not self.file else ()
+        if not self.file and any(number > MAX_LINES for number in self._num_lines.values()):
+            self.file, lines, self._file_before = OutputFile(), self._file_before, []
+        if self.file:
+            self.file.write(lines)
 
     def _add_line(self, line: Line) -> None:
         stream = line.rank, line.stream
@@ -101,3 +115,48 @@ class Transcript:
                 kept.append((first_arrived - 1, Omitted(rank, first.time_s, stream, omitted)))
             kept += last
         return tuple(event for _, event in sorted(kept, key=lambda pair: pair[0]))
+
+
+class OutputFile:
+    """All lines of a run, as they came, in a temporary file that only this user can read; at most 100 MB.
+
+    ``path`` is None if there is no room for one.
+    """
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        self._left_bytes = MAX_FILE_BYTES
+        self._left_out = 0
+        with contextlib.suppress(OSError):
+            prefix = f"{leftovers.OUTPUT_PREFIX}{leftovers.mark()}-"
+            self._file = tempfile.NamedTemporaryFile("wb", prefix=prefix, suffix=".txt", delete=False)
+            self.path = Path(self._file.name)
+
+    def write(self, lines: Iterable[Line]) -> None:
+        """Add ``lines``, those of stderr behind an exclamation mark."""
+        texts = [f"rank {line.rank} {'!' if line.stream == 'stderr' else '|'} {line.text}\n" for line in lines]
+        data = "".join(texts).encode(errors="backslashreplace")
+        if len(data) > self._left_bytes:
+            self._left_out, self._left_bytes = self._left_out + len(texts), 0
+        else:
+            self._left_bytes -= len(data)
+            self._put(data)
+
+    def finish(self) -> None:
+        """Close the file; say in it what it lacks."""
+        if self._left_out:
+            self._put(f"... {self._left_out} lines left out: this file is full ...\n".encode())
+        self._put(b"", last=True)
+
+    def _put(self, data: bytes, last: bool = False) -> None:
+        """Write, or give the file up when the disk is full: the run goes on without it."""
+        if not self.path:
+            return
+        try:
+            self._file.write(data)
+            if last:
+                self._file.close()
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            self.path = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "Began", "Call", "Decoder", "Event", "Exited", "Failed", "Line", "Located", "Metric", "Omitted", "Result",
+    "Began", "Call", "Decoder", "Event", "Exited", "Failed", "Line", "Located", "Made", "Metric", "Omitted", "Result",
     "Started", "Stopped", "Where", "Written", "encode",
 ]  # fmt: skip
 
@@ -86,6 +86,13 @@ class Metric(Event):
     step: int | None
     name: str
     value: float
+
+
+@dataclass(frozen=True)
+class Made(Event):
+    """The rank is about to make the temporary file or folder ``path``, through ``tempfile``."""
+
+    path: str
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,14 @@ import selectors
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ddplab import events as ev
 from ddplab import processes, rendezvous, shipping, worker
 from ddplab.capture import LineBuffer, Transcript
+from ddplab.receipt import Before
 from ddplab.run import Run, Spec
 
 __all__ = ["Job"]
@@ -58,7 +60,9 @@ class Job:
         self._batch: list[ev.Event] = []
         # Bounded: when the screen is slow, the pipes fill and the ranks wait; memory does not grow.
         self._queue: queue.Queue[list[ev.Event] | None] = queue.Queue(maxsize=64)
-        self._abandoned = False
+        self.ended: list[str] = []
+        self._is_starting = False
+        self._abandoned_s: float | None = None
         self._wake, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._elapsed_s = 0.0
@@ -73,6 +77,7 @@ class Job:
             except queue.Empty:
                 if not self.thread.is_alive():  # it was abandoned
                     return
+                self._unstick()
                 events = []
             if events is None:
                 return
@@ -80,13 +85,35 @@ class Job:
 
     def abandon(self) -> None:
         """Nobody listens any more: end all ranks. From any thread, any number of times."""
-        self._abandoned = True
+        self._abandoned_s = self._abandoned_s or time.monotonic()
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
 
-    def finished_run(self) -> Run:
-        """The run, once the job has ended."""
-        return Run(self._spec, self._transcript.events(), self._elapsed_s)
+    def join(self) -> None:
+        """Wait for the end of the job."""
+        while self.thread.is_alive():
+            self.thread.join(0.1)
+            self._unstick()
+
+    def finished_run(self, before: Before) -> Run:
+        """The run, once the job has ended; ``before`` is this process as it was when it was made."""
+        events, file = self._transcript.events(), self._transcript.file
+        made = [event.path for event in events if isinstance(event, ev.Made)]
+        path = file.path if file else None
+        run = Run(self._spec, events, self._elapsed_s, before.receipt(made, self.ended), path)
+        if path:
+            weakref.finalize(run, path.unlink, missing_ok=True)
+        return run
+
+    def _unstick(self) -> None:
+        """End a forkserver on whose answer the thread of the job waits in vain."""
+        late = self._abandoned_s and time.monotonic() > self._abandoned_s + EXIT_GRACE_S
+        if self._is_starting and (late or processes.server_is_stopped()):
+            processes.give_up_server()
+
+    @property
+    def _abandoned(self) -> bool:
+        return self._abandoned_s is not None
 
     # The job ------------------------------------------------------------------------------------------
 
@@ -115,7 +142,9 @@ class Job:
         for number in range(self._spec.world_size):
             if self._abandoned:
                 return
+            self._is_starting = True
             rank = _Rank(processes.RankProcess(number, self._spec.start_method, worker.main), data)
+            self._is_starting = False
             self._ranks.append(rank)
             self._listen(rank)
 
@@ -155,7 +184,10 @@ class Job:
             self._gone(rank)
         for rank in self._ranks:
             rank.process.close()
+        self.ended = processes.end_strays()
         self._flush()
+        if self._transcript.file:
+            self._transcript.file.finish()
         self._selector.close()
         self._wake.close()
         self._woken.close()

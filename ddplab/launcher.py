@@ -19,10 +19,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ddplab import machine, shipping, worker
+from ddplab import leftovers, machine, processes, shipping, worker
 from ddplab import view as views
 from ddplab.errors import LaunchError
 from ddplab.job import Job
+from ddplab.receipt import Before
 from ddplab.run import Run, Spec
 
 __all__ = ["launch"]
@@ -74,8 +75,11 @@ def launch(
     try:
         _check_caller()
         _check_call(fn, args)
+        start_method = machine.choose_start_method(start_method)
         with _held_interrupts(lambda: None) as interrupts:  # half an import of torch would stay broken for good
             import torch.multiprocessing  # noqa: F401
+
+            processes.prepare(start_method)
         if interrupts:
             raise KeyboardInterrupt
         world_size = _check_world_size(world_size)
@@ -85,7 +89,7 @@ def launch(
             world_size=world_size,
             backend=backend,
             backend_why=why,
-            start_method=machine.choose_start_method(start_method),
+            start_method=start_method,
             timeout_s=_check_seconds(timeout_s),
             seed=_check_whole("seed", seed, 0),
             threads=_check_whole("threads", threads, 1, 1024) or max(1, machine.num_cores() // world_size),
@@ -95,7 +99,7 @@ def launch(
             packed=shipping.pack(fn, args),
             world_size=world_size,
             backend=backend,
-            environ=dict(os.environ),
+            environ={**os.environ, "DDPLAB_LAUNCHER": leftovers.mark()},
             env=_check_env(env),
             folder=(folder := _folder()),
             path=[str(entry) or folder for entry in sys.path if isinstance(entry, str | os.PathLike)],
@@ -106,14 +110,16 @@ def launch(
     except (TypeError, ValueError) as error:
         _plain(error)
         raise
-    run = _watch(Job(spec, order), screen)
+    run = _watch(spec, order, screen)
     if not allow_failure:
         run.check()
     return run
 
 
-def _watch(job: Job, screen: views.View) -> Run:
-    """Show what the job tells until it ends. An interrupt ends it, and is passed on afterwards."""
+def _watch(spec: Spec, order: worker.Order, screen: views.View) -> Run:
+    """Start the job and show what it tells until it ends. An interrupt ends it, and is passed on afterwards."""
+    before = Before()
+    job = Job(spec, order)
     with _held_interrupts(job.abandon) as interrupts:
         try:
             job.thread.start()
@@ -121,11 +127,13 @@ def _watch(job: Job, screen: views.View) -> Run:
                 screen.show(events)
         finally:
             job.abandon()  # does nothing to a job that has ended
-            job.thread.join()
-        run = job.finished_run()
+            job.join()
+            run = job.finished_run(before)
         screen.finish(run)
     if interrupts:
-        raise _plain(KeyboardInterrupt(run.verdict()), run.report())
+        error = _plain(KeyboardInterrupt(run.verdict()), run.report())
+        vars(error)["run"] = run
+        raise error
     if job.error is not None:
         raise LaunchError(f"the launch was given up: {type(job.error).__name__}: {job.error}") from job.error
     return run

@@ -24,30 +24,87 @@ from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from ddplab import leftovers
+
 __all__ = [
-    "RankProcess", "end_group", "hold_interrupts", "lead_group", "pump", "redirect", "use_own_children", "warm",
+    "RankProcess", "end_group", "end_strays", "give_up_server", "hold_interrupts", "lead_group", "prepare", "pump",
+    "redirect", "server_is_stopped", "strays", "use_own_children", "warm",
 ]  # fmt: skip
 
 PRELOAD = ["ddplab.preload"]
 POSIX = os.name == "posix"
 KILL_LIMIT_S = 5.0
+MAX_STRAYS = 1000  # that one launch ends, lest one that starts others without end holds it up
 STREAMS = {"stdout": 1, "stderr": 2}
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # <linux/prctl.h>
 # Whether a pipe can stand in for descriptors 1 and 2 of another process, and be waited for with sockets.
 # On Windows neither holds: there the rank itself sends what it wrote, and its closed link tells its end.
 WAITS_FOR_PIPES = POSIX
 # multiprocessing asks after all children when it starts one; two threads at once would lose an exit code.
 _polling = threading.Lock()
+_living: set[int] = set()  # the ranks of all launches of this process that have not been joined
 
 
 def warm() -> None:
     """Start the forkserver, which then imports what ranks need while the learner reads. Returns at once."""
-    forkserver.set_forkserver_preload(PRELOAD)
-    resource_tracker.ensure_running()  # which unblocks SIGINT in the thread that starts it
+    # The mark is no module: it is passed over, and stands in the command line of the forkserver and of its forks.
+    forkserver.set_forkserver_preload([*PRELOAD, leftovers.mark()])
+    _track()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # preload.py lifts it
     try:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def prepare(start_method: str) -> None:
+    """Start what serves all launches of this process, so that it counts as there before the first."""
+    if start_method == "forkserver":
+        with contextlib.suppress(OSError):  # the launch will say so
+            warm()
+    elif POSIX:
+        _track()
+
+
+def _track() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    resource_tracker.ensure_running()  # which unblocks SIGINT in the thread that starts it
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def server_is_stopped() -> bool:
+    """Whether the forkserver is there but stopped, as by SIGSTOP."""
+    return _state(_server_pid())[0] in ("T", "t")
+
+
+def give_up_server() -> None:
+    """End a forkserver that does not answer; the next rank starts another."""
+    if POSIX and (pid := _server_pid()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _server_pid() -> int:
+    """The id of the forkserver; 0 without one."""
+    return forkserver._forkserver._forkserver_pid or 0  # type: ignore[attr-defined]
+
+
+def strays() -> list[leftovers.Leftover]:
+    """The processes that ranks of this process have started and that outlived them."""
+    return leftovers.strays(_server_pid(), _living)
+
+
+def end_strays() -> list[str]:
+    """End what ranks have left in a session of its own, where no signal to their group reaches; say what it was."""
+    ended: list[str] = []
+    with _polling:  # no rank may be between its birth and its entry in _living
+        # While ranks of another launch run, what one of them has started and detached could not be told from a stray.
+        # One that dies may be starting another.
+        while not _living and len(ended) < MAX_STRAYS and (found := strays()):
+            if not (gone := [str(one) for one in found if leftovers.end(one)]):
+                break
+            ended += gone
+    return ended
 
 
 class RankProcess:
@@ -60,6 +117,7 @@ class RankProcess:
     def __init__(self, rank: int, start_method: str, main: Callable[..., None]) -> None:
         self.rank = rank
         self.exitcode: int | None = None
+        self._pidfd: int | None = None
         self._killed: list[int] = []
         self.link, link = socket.socketpair()
         self.alive, alive = socket.socketpair()
@@ -72,6 +130,7 @@ class RankProcess:
         try:
             with _polling:
                 self._process = _start(start_method, main, (rank, link, alive, theirs))
+                _living.add(self._process.pid or 0)
         except BaseException:
             self.close()
             raise
@@ -79,14 +138,23 @@ class RankProcess:
             ends: list[Any] = [link, alive, *theirs.values()]
             for end in ends:
                 end.close()
-        self.sentinel = self._process.sentinel if WAITS_FOR_PIPES else None
+        self.sentinel = self._open_sentinel()
 
     def state(self) -> tuple[str, float]:
         """What Linux says of the process: a letter ("R", "S", "T" if stopped) and its CPU seconds; else "" and 0."""
-        with contextlib.suppress(OSError, ValueError), open(f"/proc/{self._process.pid}/stat") as file:
-            letter, *fields = file.read().rpartition(") ")[2].split()
-            return letter, (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")
-        return "", 0.0
+        return _state(self._process.pid or 0)
+
+    def _open_sentinel(self) -> int | None:
+        """What becomes readable when the process ends; None where such a thing cannot be waited for.
+
+        Not multiprocessing's own on Linux: a child of the rank may hold the other end of that, or the forkserver.
+        """
+        if not WAITS_FOR_PIPES:
+            return None
+        with contextlib.suppress(AttributeError, OSError):
+            self._pidfd = os.pidfd_open(self._process.pid or 0)
+            return self._pidfd
+        return self._process.sentinel
 
     def kill(self) -> None:
         """End the rank and whatever it has started; ``join`` waits for it. Harmless when it is gone."""
@@ -104,7 +172,10 @@ class RankProcess:
             os.close(member)
         self._killed.clear()
         with _polling:
-            self._process.join(KILL_LIMIT_S)
+            if self._process.exitcode is None:  # asked first: to join would wait for all who hold the sentinel
+                self._process.join(KILL_LIMIT_S)
+            self._process.join(0)
+            _living.discard(self._process.pid or 0)
         exitcode = self._process.exitcode
         self.exitcode = 255 if exitcode is None else exitcode
         return self.exitcode
@@ -113,6 +184,18 @@ class RankProcess:
         """Close the launcher's ends."""
         for end in self._mine:
             end.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+        with contextlib.suppress(AttributeError, ValueError):  # it never started, or cannot be ended
+            self._process.close()
+
+
+def _state(pid: int) -> tuple[str, float]:
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/stat") as file:
+        letter, *fields = file.read().rpartition(") ")[2].split()
+        return letter, (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")
+    return "", 0.0
 
 
 def _open_members(group: int) -> list[int]:
@@ -139,19 +222,25 @@ def _start(start_method: str, main: Callable[..., None], args: tuple[Any, ...]) 
 
 @contextlib.contextmanager
 def _without_script() -> Iterator[None]:
-    """Keep ranks from importing the script that launches them: what they need of it travels by value."""
-    before, mine = spawn.get_preparation_data, threading.get_ident()
+    """Keep ranks from importing the script that launches them: what they need of it travels by value.
+
+    And put the launcher's mark at the end of their command line.
+    """
+    before, command, mine = spawn.get_preparation_data, spawn.get_command_line, threading.get_ident()
 
     def prepare(name: str) -> dict[str, Any]:
         told = before(name)
         others = threading.get_ident() != mine  # a process that the notebook itself starts meanwhile
         return {key: value for key, value in told.items() if others or not key.startswith("init_main")}
 
-    spawn.get_preparation_data = prepare
+    def marked(**kwargs: Any) -> list[str]:
+        return [*command(**kwargs), *([leftovers.mark()] if threading.get_ident() == mine else [])]
+
+    spawn.get_preparation_data, spawn.get_command_line = prepare, marked
     try:
         yield
     finally:
-        spawn.get_preparation_data = before
+        spawn.get_preparation_data, spawn.get_command_line = before, command
 
 
 def _start_one(mp: Any, start_method: str, main: Callable[..., None], args: tuple[Any, ...]) -> BaseProcess:
@@ -191,7 +280,7 @@ def hold_interrupts() -> None:
 # In the rank ------------------------------------------------------------------------------------------
 
 
-def lead_group(alive: socket.socket) -> None:
+def lead_group(rank: int, alive: socket.socket) -> None:
     """Make this process the leader of a group of its own, which ends when the other end of ``alive`` closes.
 
     A group of its own keeps Jupyter's interrupts, which go to the kernel's group, away from the rank;
@@ -205,7 +294,12 @@ def lead_group(alive: socket.socket) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.platform == "linux":
+        import ctypes
         import fcntl
+
+        prctl = ctypes.CDLL(None).prctl
+        prctl(PR_SET_NAME, f"{leftovers.COMM} {rank}".encode())
+        prctl(PR_SET_PDEATHSIG, 0)  # torch has asked for SIGINT when the forkserver ends, which is no reason to stop
 
         flags = fcntl.fcntl(alive, fcntl.F_GETFL)
         fcntl.fcntl(alive, fcntl.F_SETOWN, -os.getpid())

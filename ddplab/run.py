@@ -16,8 +16,9 @@ from ddplab import diagnosis, failures
 from ddplab import events as ev
 from ddplab.errors import RankFailedError, RankTimeoutError
 from ddplab.failures import Failure
+from ddplab.receipt import Receipt
 
-__all__ = ["Failure", "MetricRow", "Run", "Spec"]
+__all__ = ["Failure", "MetricRow", "Receipt", "Run", "Spec"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ class MetricRow(NamedTuple):
 class Run:
     """All that the ranks of one launch told, in the order in which it arrived.
 
+    ``receipt`` says what the launch has left: normally nothing. ``output_file`` holds all that the ranks
+    printed, if it was more than the run keeps; it goes when the run does.
+
     >>> spec = Spec("f", 1, "gloo", "gloo was asked for", "spawn", 60.0, 0, 1)
     >>> run = Run(spec, (ev.Line(0, 0.1, "stdout", "hi"), ev.Result(0, 0.2, 42)), 0.3)
     >>> run, run.results, run.output()
@@ -57,6 +61,8 @@ class Run:
     spec: Spec
     events: tuple[ev.Event, ...]
     elapsed_s: float
+    receipt: Receipt | None = None
+    output_file: Path | None = None
 
     @property
     def world_size(self) -> int:
@@ -160,7 +166,8 @@ class Run:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the run as JSON lines. What JSON cannot hold is kept as its text (:class:`Text`)."""
-        head = {"ddplab_run": 1, "elapsed_s": self.elapsed_s, **dataclasses.asdict(self.spec)}
+        receipt = self.receipt and dataclasses.asdict(self.receipt)
+        head = {"ddplab_run": 1, "elapsed_s": self.elapsed_s, "receipt": receipt, **dataclasses.asdict(self.spec)}
         records = [json.dumps(record) + "\n" for record in [head, *map(_to_record, self.events)]]
         with open(path, "w", encoding="utf-8") as file:  # opened last: what fails above leaves no half a file
             file.writelines(records)
@@ -173,8 +180,9 @@ class Run:
             head, *records = map(json.loads, lines)
             if head.pop("ddplab_run") != 1:
                 raise ValueError("written by a newer ddplab")
-            elapsed_s = head.pop("elapsed_s")
-            return cls(Spec(**head), tuple(map(_from_record, records)), elapsed_s)
+            elapsed_s, kept = head.pop("elapsed_s"), head.pop("receipt", None)
+            receipt = Receipt.from_json(kept) if kept else None
+            return cls(Spec(**head), tuple(map(_from_record, records)), elapsed_s, receipt)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a run that ddplab saved: {error}") from error
 

@@ -103,7 +103,9 @@ def still_text(run: Run) -> str:
             left_out = sum(line.num_lines if isinstance(line, Omitted) else 1 for line in lines[half:-half])
             lines[half:-half] = [Omitted(rank, 0.0, stream, left_out)]
         parts += [_clipped(prefixed(line, run.world_size)) for line in lines]
-    return "\n".join([*parts, *(f"note: {finding}" for finding in run.findings if run.ok)])
+    notes = [*run.findings] if run.ok else []
+    notes += ["all that the ranks printed is in the file run.output_file"] if run.output_file else []
+    return "\n".join([*parts, *(f"note: {text}" for text in notes)])
 
 
 def _clipped(line: str) -> str:

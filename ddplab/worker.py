@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import multiprocessing.util
 import operator
 import os
@@ -19,9 +20,11 @@ from typing import Any
 
 from ddplab import places, processes, rendezvous, shipping, tracing
 from ddplab.errors import ShippingError
-from ddplab.events import Began, Decoder, Event, Failed, Located, Metric, Result, Started, Written, encode
+from ddplab.events import Began, Decoder, Event, Failed, Located, Made, Metric, Result, Started, Written, encode
 
 __all__ = ["Order", "log", "main"]
+
+MAX_FILES = 1000  # of which a rank tells
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ current: Told | None = None
 def main(_index: int, rank: int, link: socket, alive: socket, pipes: dict[str, Connection]) -> None:
     """Be rank ``rank`` from the first line to the last."""
     global current
-    processes.lead_group(alive)
+    processes.lead_group(rank, alive)
     processes.redirect(pipes)
     order = receive(link)
     current = told = Told(rank, link, order.launched_s)
@@ -139,6 +142,7 @@ def settle(rank: int, order: Order) -> None:
             os.environ[name] = value
     processes.use_own_children()
     shipping.let_workers_ship()
+    tell_temporary_files()
 
     import torch
     import torch.distributed as dist
@@ -152,6 +156,19 @@ def settle(rank: int, order: Order) -> None:
             numpy.random.seed(order.seed % 2**32)
     if order.backend == "nccl":
         torch.cuda.set_device(rank)
+
+
+def tell_temporary_files() -> None:
+    """Tell the launcher of each temporary file and folder that this rank makes: it looks afterwards what is left."""
+    left = itertools.count(MAX_FILES, -1)
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        if event not in ("tempfile.mkstemp", "tempfile.mkdtemp") or current is None or current.pid != os.getpid():
+            return
+        if next(left) > 0:
+            current.tell(Made, os.path.abspath(os.fsdecode(args[0])))
+
+    sys.addaudithook(audit)
 
 
 def join_group(rank: int, order: Order) -> None:

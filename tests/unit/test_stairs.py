@@ -9,13 +9,13 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "ddplab"
 STAIRS = [
-    {"errors", "events", "data"},
+    {"errors", "events", "data", "leftovers"},
     {"places", "capture", "machine", "rendezvous", "processes", "diagnosis"},
-    {"shipping", "tracing", "failures"},
+    {"shipping", "tracing", "failures", "receipt"},
     {"run"},
     {"worker", "tables", "view"},
     {"preload", "plots", "job"},
-    {"launcher"},
+    {"launcher", "doctor"},
     {"__init__", "cli"},
     {"__main__"},
 ]
