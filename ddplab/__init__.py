@@ -8,6 +8,7 @@ import multiprocessing
 import sys
 from typing import TYPE_CHECKING
 
+from ddplab.checkup import doctor
 from ddplab.errors import DdplabError, LaunchError, RankFailedError, RankTimeoutError, ShippingError
 from ddplab.launcher import launch
 from ddplab.machine import device
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DdplabError", "LaunchError", "RankFailedError", "RankTimeoutError", "Run", "ShippingError",
-    "device", "launch", "log", "plots",
+    "device", "doctor", "launch", "log", "plots",
 ]  # fmt: skip
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""What can be done without opening a notebook: ``python -m ddplab demo``."""
+"""What can be done without opening a notebook: ``python -m ddplab demo`` and ``python -m ddplab doctor``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ddplab.checkup import doctor
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -30,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     command.add_argument("notebook", nargs="?", type=Path, default=NOTEBOOK, metavar="NOTEBOOK", help="default: 03_ddp")
     command.add_argument("--out", type=Path, default=Path("build/demo"), help="folder to write to (build/demo)")
     command.set_defaults(action=lambda args: demo(args.notebook, args.out))
+    command = commands.add_parser("doctor", help="tell what this machine can do, and what will hurt")
+    command.add_argument("--end-leftovers", action="store_true", help="end what earlier kernels of yours have left")
+    command.set_defaults(action=lambda args: examine(args.end_leftovers))
     args = parser.parse_args(argv)
     code: int = args.action(args)
     return code
@@ -65,6 +70,13 @@ def demo(path: Path, out: Path) -> int:
         print(_short(file))
     print(f"{time.monotonic() - began_s:.0f} s")
     return 0
+
+
+def examine(end_leftovers: bool) -> int:
+    """Print what ``doctor`` finds. The exit code is 1 if something is bad."""
+    checkup = doctor(end_leftovers)
+    print(checkup)
+    return 0 if checkup.ok else 1
 
 
 def execute(notebook: NotebookNode, folder: Path, env: Mapping[str, str] | None = None, skip: str = "") -> None:

@@ -28,6 +28,14 @@ _STOPPED = {
     "interrupt": ("Interrupted", "the cell was interrupted"),
     "failure": ("Stopped", "stopped after another rank failed"),
 }
+# What torch says of a worker of a DataLoader that died, raised, or was too slow; and what to do about it.
+_ALONE = "With num_workers=0 the dataset runs in the rank itself, and a report names its line"
+_LOADER = {
+    r"DataLoader worker \(pid": "a DataLoader worker died: the line named is only where its rank was when it noticed. "
+    f"{_ALONE}. A worker that was killed may have run out of memory.",
+    r"DataLoader timed out": f"a DataLoader worker gave no batch in time. {_ALONE}. Slow work takes a larger timeout.",
+    r"Caught \w+ in DataLoader worker": "the last lines of the traceback name the line of the dataset that raised.",
+}
 
 
 @dataclass(frozen=True)
@@ -164,7 +172,7 @@ def report(failures: Sequence[Failure], last_lines: Sequence[str] = (), standing
     for _, group in groupby(sorted((f for f in others if f.role != "stopped"), key=_alike), key=_alike):
         lines.append(_in_a_line(list(group)))
     lines += standing
-    return "\n".join([*lines, f"next: {_advice(first, bool(others))}"])
+    return "\n".join([*lines, f"next: {_advice(first, failures, bool(others))}"])
 
 
 def _in_a_line(alike: Sequence[Failure]) -> str:
@@ -176,9 +184,13 @@ def _in_a_line(alike: Sequence[Failure]) -> str:
     return f"{ranks(f.rank for f in alike)} failed too: {text[:150]}{'...' * (len(text) > 150)}"
 
 
-def _advice(first: Failure, others: bool) -> str:
+def _advice(first: Failure, failures: Sequence[Failure], others: bool) -> str:
     """The next step, for the kind of failure that came first."""
+    if advice := _about_keyboard(first) or _about_loader(first, failures):
+        return advice
     if _tells_echo(first.message):
+        if any("timed out waiting" in failure.message.lower() for failure in failures):
+            return "find the rank that came late, or never: those that raise had waited for it."
         return "find the rank that ended or returned early: all ranks must make the same collective calls."
     if first.type == "Timeout":
         return "compare these lines: all ranks must make the same collective calls. Slow work takes a larger timeout_s."
@@ -195,3 +207,28 @@ def _advice(first: Failure, others: bool) -> str:
     if first.role == "root" and first.where:
         return f"mend {first.where}" + ("; the other ranks only waited for this one." if others else ".")
     return "read the traceback from its last line upwards."
+
+
+def _about_keyboard(first: Failure) -> str:
+    """What to do in place of ``input()`` or a debugger; "" if the rank used neither."""
+    if first.type == "EOFError" and first.message == "EOF when reading a line":
+        return "ranks have no keyboard: give launch what input() would ask for, as an argument of the function."
+    if first.type == "BdbQuit":
+        return "ranks have no keyboard, so a debugger ends at once: print what you want to see, or return it."
+    return ""
+
+
+def _about_loader(first: Failure, failures: Sequence[Failure]) -> str:
+    """What to do about a ``DataLoader`` in which the cause seems to lie; "" if there is none."""
+    for said, advice in _LOADER.items():
+        if re.match(said, first.message):
+            return advice
+    if first.type.startswith("Connection") and re.search(r"torch.utils.data.dataloader\.py", first.traceback):
+        return f"a DataLoader worker has probably died: its rank could not read from it. {_ALONE}."
+    if first.type != "Timeout" or not all(failure.where and failure.where.call for failure in failures):
+        return ""  # a rank that is in no call of torch, or nobody knows where, is a better suspect
+    loading = [failure.rank for failure in failures if failure.where and "DataLoaderIter" in failure.where.call]
+    if not loading:
+        return ""
+    who = f"{ranks(loading)} wait{'s' * (len(loading) == 1)} for a DataLoader, and so for its workers if it has any"
+    return f"{who}. {_ALONE}; DataLoader(timeout=...) turns the hang into an error."

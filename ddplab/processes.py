@@ -318,8 +318,9 @@ def use_own_children() -> None:
     """Let children of this rank belong to it, started as they would be in a plain Python process.
 
     A rank inherits its own start method as the default for its children, and the launcher's
-    forkserver, whose children would outlive the rank.
+    forkserver, whose children would outlive the rank, and temporary folder.
     """
+    multiprocessing.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
     if sys.platform == "linux":
         multiprocessing.set_start_method("fork", force=True)
     server: Any = forkserver._forkserver

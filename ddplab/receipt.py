@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -137,7 +138,7 @@ def _counted() -> dict[str, dict[str, str]]:
     for name in _listed("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{name}/comm") as file:
             threads[name] = file.read().strip()
-    return {"descriptors": descriptors, "threads": threads, "sockets": _listening(set(descriptors.values()))}
+    return {"descriptors": descriptors, "threads": threads, "sockets": _listening(descriptors)}
 
 
 def _listed(folder: str) -> set[str]:
@@ -146,15 +147,15 @@ def _listed(folder: str) -> set[str]:
     return set()
 
 
-def _listening(mine: set[str]) -> dict[str, str]:
-    """The addresses on which this process, which holds the descriptors ``mine``, listens, by inode."""
+def _listening(descriptors: Mapping[str, str]) -> dict[str, str]:
+    """The addresses on which this process listens, by descriptor. Asked of each: Linux's own list takes 20 ms."""
     found = {}
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError), open(f"/proc/self/net/{name}") as file:
-            for line in file:
-                fields = line.split()
-                if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
-                    found[fields[9]] = f"{name} port {int(fields[1].rpartition(':')[2], 16)}"
+    for number, target in descriptors.items():
+        with contextlib.suppress(OSError):
+            if target.startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(number))) as one:
+                    if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        found[target] = str(one.getsockname())
     return found
 
 

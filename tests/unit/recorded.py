@@ -25,12 +25,19 @@ def gone_peer(rank: int, time_s: float, line: int = 5) -> ev.Failed:
     return raised(rank, time_s, "RuntimeError", "[x/pair.cc:534] Connection closed by peer [127.0.0.1]:8", line)
 
 
-def waiting(rank: int, time_s: float, reason: str, line: int = 9) -> tuple[ev.Event, ...]:
-    """A rank that waited in all_reduce until the launcher stopped it."""
-    where = ev.Where("cell In[7]", line, "train", "dist.all_reduce(x)", "all_reduce")
+def waiting(
+    rank: int, time_s: float, reason: str, line: int = 9, source: str = "dist.all_reduce(x)", call: str = "all_reduce"
+) -> tuple[ev.Event, ...]:
+    """A rank that waited in ``call``, by default all_reduce, until the launcher stopped it."""
+    where = ev.Where("cell In[7]", line, "train", source, call)
     return (
         ev.Began(rank, 0.05),
         ev.Located(rank, time_s, where),
         ev.Stopped(rank, time_s, reason),
         ev.Exited(rank, time_s, -9),
     )
+
+
+def loading(rank: int, time_s: float, call: str = "_BaseDataLoaderIter.__next__") -> tuple[ev.Event, ...]:
+    """A rank that waited for a batch of a ``DataLoader`` until time ran out."""
+    return waiting(rank, time_s, "timeout", 4, "for x in loader:", call)

@@ -11,11 +11,11 @@ PACKAGE = Path(__file__).parents[2] / "ddplab"
 STAIRS = [
     {"errors", "events", "data", "leftovers"},
     {"places", "capture", "machine", "rendezvous", "processes", "diagnosis"},
-    {"shipping", "tracing", "failures", "receipt"},
+    {"shipping", "tracing", "failures", "receipt", "checks"},
     {"run"},
     {"worker", "tables", "view"},
     {"preload", "plots", "job"},
-    {"launcher", "doctor"},
+    {"launcher", "checkup"},
     {"__init__", "cli"},
     {"__main__"},
 ]

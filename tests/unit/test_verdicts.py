@@ -1,6 +1,9 @@
 """What came first, what only followed, and how it is told: pure functions of recorded events."""
 
-from recorded import gone_peer, raised, run_of, waiting
+from dataclasses import replace
+
+import pytest
+from recorded import gone_peer, loading, raised, run_of, waiting
 
 from ddplab import RankFailedError, RankTimeoutError
 from ddplab import events as ev
@@ -123,3 +126,97 @@ def test_many_ranks_are_counted_not_listed() -> None:
     """The verdict on 64 ranks stays a sentence."""
     run = run_of(*(raised(rank, 0.1) for rank in range(64)), world_size=64)
     assert run.verdict().startswith("ranks 0, 1, 2 and 61 more of 64 failed: ValueError")
+
+
+# The next step ----------------------------------------------------------------------------------------
+
+
+def next_step(*events: ev.Event, world_size: int = 2) -> str:
+    """The last line of the report."""
+    return run_of(*events, world_size=world_size).report().splitlines()[-1]
+
+
+MEND = "next: mend cell In[7], line 3."
+COMPARE = "next: compare these lines: all ranks must make the same collective calls."
+
+
+@pytest.mark.parametrize(
+    ("type", "message"), [("EOFError", "EOF when reading a line"), ("BdbQuit", "")], ids=["input", "debugger"]
+)
+def test_a_rank_without_a_keyboard_is_not_told_to_mend_its_line(type: str, message: str) -> None:
+    """input() and breakpoint() cannot work in a rank; the advice says why, and what to do in their place."""
+    assert next_step(raised(1, 0.1, type, message)).startswith("next: ranks have no keyboard")
+
+
+@pytest.mark.parametrize(
+    ("type", "message"), [("EOFError", "Ran out of input"), ("ValueError", "EOF when reading a line"), ("Quit", "")]
+)
+def test_another_error_is_not_taken_for_a_missing_keyboard(type: str, message: str) -> None:
+    """pickle raises an EOFError too, of a file that is cut off."""
+    assert next_step(raised(1, 0.1, type, message)) == MEND
+
+
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        ("DataLoader worker (pid 71) is killed by signal: Killed. ", "a DataLoader worker died"),
+        ("DataLoader worker (pid(s) 71) exited unexpectedly", "a DataLoader worker died"),
+        ("DataLoader timed out after 5 seconds", "a DataLoader worker gave no batch in time"),
+        (
+            "Caught KeyError in DataLoader worker process 0.\nOriginal ...",
+            "the last lines of the traceback name the line",
+        ),
+    ],
+)
+def test_a_failed_dataloader_worker_is_told_from_the_line_of_its_rank(message: str, advice: str) -> None:
+    """Was a bug: torch raises these in whatever line the rank is at, and the advice was to mend that line."""
+    assert next_step(raised(1, 0.1, "RuntimeError", message), gone_peer(0, 0.2)).startswith(f"next: {advice}")
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["my DataLoader worker (pid 71) is slow", "DataLoader: no samples", "Caught KeyError in pin memory thread"],
+)
+def test_another_error_around_a_dataloader_keeps_its_line(message: str) -> None:
+    """Words that only resemble torch's do not."""
+    assert next_step(raised(1, 0.1, "RuntimeError", message)) == MEND
+
+
+def test_a_batch_that_cannot_be_fetched_points_to_the_worker() -> None:
+    """A rank that fetches a tensor from a worker that is gone gets a ConnectionError of Python, not of Gloo."""
+    error = raised(1, 0.1, "ConnectionResetError", "[Errno 104] Connection reset by peer")
+    told = replace(error, traceback='File "x/torch/utils/data/dataloader.py", line 1434, in _try_get_data\n...')
+    assert next_step(told, gone_peer(0, 0.2)).startswith("next: a DataLoader worker has probably died")
+    assert "find the rank that ended" in next_step(error, gone_peer(0, 0.2))
+
+
+def test_a_hang_in_a_dataloader_names_who_waits_for_it() -> None:
+    """One rank waits for a batch, the others for that rank."""
+    step = next_step(*waiting(0, 2.0, "timeout"), *loading(1, 2.0))
+    assert step.startswith(
+        "next: rank 1 waits for a DataLoader, and so for its workers if it has any. With num_workers=0"
+    )
+    assert next_step(*loading(0, 2.0), *loading(1, 2.0)).startswith("next: ranks 0, 1 wait for a DataLoader")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        waiting(1, 2.0, "timeout"),
+        loading(1, 2.0, "DataLoader.__init__"),
+        (*loading(1, 2.0), *waiting(2, 2.0, "timeout", 5, "time.sleep(9)", "")),
+        (*loading(1, 2.0), ev.Located(2, 2.0, None, "it is stopped"), ev.Stopped(2, 2.0, "timeout")),
+    ],
+    ids=["no loader", "being made", "another is in its own line", "another is silent"],
+)
+def test_a_hang_is_not_blamed_on_a_dataloader_without_evidence(other: tuple[ev.Event, ...]) -> None:
+    """A rank that is in no call of torch, or that does not answer, is a better suspect."""
+    assert next_step(*waiting(0, 2.0, "timeout"), *other, world_size=3).startswith(COMPARE)
+
+
+def test_after_the_time_out_of_a_group_the_late_rank_is_sought() -> None:
+    """The ranks that raise are those that were in time; some say that they waited, others that a peer is gone."""
+    timed_out = raised(0, 0.6, "RuntimeError", "[x/unbound_buffer.cc:78] Timed out waiting 500ms for recv operation", 5)
+    assert "find the rank that came late" in next_step(timed_out, gone_peer(1, 0.6))
+    assert "find the rank that came late" in next_step(timed_out, *waiting(1, 1.6, "failure"))
+    assert "find the rank that ended or returned early" in next_step(gone_peer(0, 0.6), gone_peer(1, 0.6))
