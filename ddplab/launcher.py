@@ -24,7 +24,7 @@ from ddplab import view as views
 from ddplab.errors import LaunchError
 from ddplab.job import Job
 from ddplab.receipt import Before
-from ddplab.run import Run, Spec
+from ddplab.run import Run, Spec, safe_repr
 
 __all__ = ["launch"]
 
@@ -135,7 +135,9 @@ def _watch(spec: Spec, order: worker.Order, screen: views.View) -> Run:
         vars(error)["run"] = run
         raise error
     if job.error is not None:
-        raise LaunchError(f"the launch was given up: {type(job.error).__name__}: {job.error}") from job.error
+        raise LaunchError(
+            f"the launch was given up: {type(job.error).__name__}: {job.error}. doctor() tells what this machine lacks."
+        ) from job.error
     return run
 
 
@@ -229,8 +231,14 @@ def _check_world_size(world_size: Any) -> int:
     limit = machine.max_world_size()
     if isinstance(world_size, bool) or not isinstance(world_size, int):
         raise TypeError(f"world_size is the number of ranks, a whole number, not {_shown(world_size)}")
+    asked = f"world_size={safe_repr(world_size):.80}"
+    if limit < min(max(world_size, 1), machine.MAX_WORLD_SIZE):
+        raise ValueError(
+            f"{asked} needs more open files than this process may have, which do for {limit}. "
+            "Close some, or raise the limit before Jupyter starts: ulimit -n 4096."
+        )
     if not 1 <= world_size <= limit:
-        raise ValueError(f"world_size={world_size} is not between 1 and {limit}, what one machine can start")
+        raise ValueError(f"{asked} is not between 1 and {limit}, what one machine can start")
     return world_size
 
 
@@ -238,7 +246,7 @@ def _check_seconds(timeout_s: Any) -> float:
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
         raise TypeError(f"timeout_s is a number of seconds, not {_shown(timeout_s)}")
     if not 0 < timeout_s <= MAX_TIMEOUT_S:
-        raise ValueError(f"timeout_s={timeout_s} is not between 0 and {MAX_TIMEOUT_S:.0f} seconds")
+        raise ValueError(f"timeout_s={safe_repr(timeout_s):.80} is not between 0 and {MAX_TIMEOUT_S:.0f} seconds")
     return float(timeout_s)
 
 
@@ -248,9 +256,9 @@ def _check_whole(name: str, value: Any, least: int, most: int = 2**63 - 1) -> in
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is a whole number or None, not {_shown(value)}")
     if value < least:
-        raise ValueError(f"{name}={value} is not {least} or more")
+        raise ValueError(f"{name}={safe_repr(value):.80} is not {least} or more")
     if value > most:
-        raise ValueError(f"{name}={value} is more than {most}")
+        raise ValueError(f"{name}={safe_repr(value):.80} is more than {most}")
     return value
 
 
@@ -279,4 +287,5 @@ def _check_env(env: Any) -> dict[str, str | None]:
 
 
 def _shown(value: Any) -> str:
-    return f"{value!r:.80} ({type(value).__name__})"
+    """The value and its type, short, whatever it is."""
+    return f"{safe_repr(value):.80} ({type(value).__name__})"

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 __all__ = ["choose_backend", "choose_start_method", "device", "max_world_size", "num_cores"]
 
 START_METHODS = ("forkserver", "spawn")
-FILES_PER_RANK = 8
+FILES_PER_RANK, FILES_PER_LAUNCH = 8, 32  # that the launcher opens; a few more than were seen to do
+MAX_WORLD_SIZE = 256
 
 
 def num_cores() -> int:
@@ -30,13 +31,16 @@ def num_gpus() -> int:
 
 
 def max_world_size() -> int:
-    """How many ranks one launch may have: 256, or fewer where few files may be open."""
+    """How many ranks one launch may have: 256, or fewer where this process may open few more files; perhaps none."""
     try:
         import resource
     except ImportError:
         return 64
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 256 if limit == resource.RLIM_INFINITY else max(1, min(256, (limit - 64) // FILES_PER_RANK))
+    if limit == resource.RLIM_INFINITY:
+        return MAX_WORLD_SIZE
+    free = limit - len(os.listdir("/dev/fd")) - FILES_PER_LAUNCH
+    return max(0, min(MAX_WORLD_SIZE, free // FILES_PER_RANK))
 
 
 def choose_start_method(asked: str) -> str:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 import re
 
 import pytest
@@ -87,6 +88,20 @@ OPTIONS = [
 def test_an_option_is_refused_with_its_name_its_value_and_what_would_do(name, value, kind, words):
     """The message has the option, what was given, and what it takes."""
     refuse(kind, [name, repr(value)[:60], words], nothing, **{name: value})
+
+
+@pytest.mark.usefixtures("no_start")
+@pytest.mark.parametrize("name", ["world_size", "seed", "threads", "timeout_s"])
+def test_a_number_too_long_to_be_shown_is_refused_by_its_option(name):
+    """Was a bug: Python refused to write such a number out, and that was all the message said."""
+    refuse(ValueError, [name], nothing, **{name: 10**5000})
+
+
+@pytest.mark.usefixtures("no_start")
+def test_too_few_open_files_are_told_before_anything_starts(monkeypatch):
+    """Was a bug: the launch was given up after seconds, with lines of C++."""
+    monkeypatch.setattr("resource.getrlimit", lambda _: (len(os.listdir("/dev/fd")) + 50, 4096))
+    refuse(ValueError, ["world_size=3", "open files", "do for 2", "ulimit -n"], nothing, world_size=3)
 
 
 @pytest.mark.usefixtures("no_start")

@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset
 
 from ddplab import Run, launch
 
@@ -193,6 +195,107 @@ def test_a_peer_that_returned_early_is_named() -> None:
     assert [(failure.rank, failure.role) for failure in run.failures] == [(0, "root")]
     assert "barrier #1 is not complete: rank 1 made 0 collective calls and returned" in run.report()
     assert "next: find the rank that ended or returned early" in run.report()
+
+
+def fail_on_rank_1(act: Any) -> Run:
+    """The run of two ranks of which rank 1 does ``act`` while rank 0 waits for it; rank 1 is seen to fail first."""
+
+    def fn() -> None:
+        if dist.get_rank() == 1:
+            act()
+        dist.all_reduce(torch.ones(2))
+
+    run = launch(fn, backend="gloo", timeout_s=20, allow_failure=True, view="quiet")
+    assert [(failure.rank, failure.role) for failure in run.failures] == [(1, "root"), (0, "echo")], run.report()
+    assert "all_reduce #1 (shape (2,), float32, SUM) is not complete: rank 1 made 0 collective calls" in run.report()
+    return run
+
+
+def test_input_in_a_rank_fails_at_once_and_says_why() -> None:
+    """A rank's stdin is empty: it does not hang, what was asked is shown, and the advice names the cause."""
+    run = fail_on_rank_1(lambda: input("go on? "))
+    assert (run.failures[0].type, run.output(1)) == ("EOFError", "go on? ")
+    assert "next: ranks have no keyboard: give launch what input() would ask for" in run.report()
+
+
+def test_a_breakpoint_in_a_rank_ends_at_once_and_says_why() -> None:
+    """pdb finds no keyboard and quits, with an error in the line after it; the advice is not to mend that line."""
+    run = fail_on_rank_1(lambda: breakpoint())
+    assert run.failures[0].type == "BdbQuit"
+    assert "(Pdb)" in run.output(1)
+    assert "next: ranks have no keyboard, so a debugger ends at once" in run.report()
+
+
+class Fatal(Dataset[torch.Tensor]):
+    """A data set that does ``act`` in place of giving its first sample."""
+
+    def __init__(self, act: Any) -> None:
+        self.act = act
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.act()
+        return torch.ones(1)
+
+    def load(self, **options: Any) -> None:
+        """Ask a worker for the sample."""
+        next(iter(DataLoader(self, num_workers=1, **options)))
+
+
+@pytest.mark.parametrize(
+    "act", [lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: os._exit(3)], ids=["SIGKILL", "exit"]
+)
+def test_a_dataloader_worker_that_died_is_the_cause(act: Any) -> None:
+    """Rank 1 fails in the line where it asked for the sample; the advice looks at the worker, not at that line."""
+    run = fail_on_rank_1(Fatal(act).load)
+    assert run.failures[0].message.startswith("DataLoader worker (pid")
+    assert "next(iter(DataLoader(self, num_workers=1, **options)))" in run.report()
+    assert "next: a DataLoader worker died: the line named is only where its rank was" in run.report()
+
+
+def test_a_dataloader_worker_that_raises_is_told_with_the_line_of_the_dataset() -> None:
+    """torch raises it again in the rank; the traceback of the worker is part of its text."""
+    run = fail_on_rank_1(Fatal(lambda: {}["no such sample"]).load)
+    assert 'Fatal(lambda: {}["no such sample"])' in run.report()
+    assert "next: the last lines of the traceback name the line of the dataset" in run.report()
+
+
+def test_a_dataloader_worker_that_hangs_is_what_its_rank_waits_for() -> None:
+    """Rank 0 waits in all_reduce for rank 1, and rank 1 for its worker; the worker is ended with its rank."""
+
+    def load() -> None:
+        if dist.get_rank() == 1:
+            Fatal(lambda: time.sleep(FOREVER_S)).load()
+        dist.all_reduce(torch.ones(2))
+
+    report = hang(load).report()
+    assert "rank 0 waits in all_reduce #1" in report
+    assert "in torch's _BaseDataLoaderIter.__next__" in report
+    assert "next: rank 1 waits for a DataLoader, and so for its workers if it has any. With num_workers=0" in report
+
+
+def test_a_time_out_of_a_dataloader_makes_an_error_of_a_hang() -> None:
+    """What the advice promises: the rank fails, with torch's text."""
+    run = fail_on_rank_1(lambda: Fatal(lambda: time.sleep(FOREVER_S)).load(timeout=1))
+    assert run.failures[0].message == "DataLoader timed out after 1 seconds"
+    assert "next: a DataLoader worker gave no batch in time" in run.report()
+
+
+def test_a_rank_that_is_late_lets_those_that_waited_raise() -> None:
+    """The time-out of the group is over in rank 0, which was in time; the advice is to look for the late one."""
+
+    def late() -> None:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=0.5))
+        if dist.get_rank() == 1:
+            time.sleep(FOREVER_S)
+        dist.all_reduce(torch.ones(2))
+
+    run = launch(late, backend=None, timeout_s=20, allow_failure=True, view="quiet")
+    assert [(failure.rank, failure.role) for failure in run.failures] == [(0, "root"), (1, "stopped")]
+    assert "Timed out waiting 500ms" in run.failures[0].message
+    assert "next: find the rank that came late, or never" in run.report()
 
 
 def test_noting_calls_changes_nothing() -> None:
