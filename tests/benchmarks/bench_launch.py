@@ -1,6 +1,6 @@
 """How fast a cell gets its ranks: ratios against what torch and others offer, measured in one run.
 
-    python tests/benchmarks/bench_launch.py          about two minutes on two cores, machine otherwise idle
+    python tests/benchmarks/bench_launch.py          about three minutes on two cores, machine otherwise idle
 
 The job is the same everywhere: join a Gloo group, wrap a small model in DDP, 20 steps, return.
 """
@@ -113,7 +113,7 @@ def compare_launchers() -> None:
 
 def cost_per_rank() -> None:
     """How the time grows with the number of ranks."""
-    for world_size in (1, 2, 4, 8, 16, 32):
+    for world_size in (1, 2, 4, 8, 16, 32, 64):
         took = seconds(lambda world_size=world_size: ours(world_size), 3)  # type: ignore[misc]
         print(f"{world_size:>3} ranks: {took:.3f} s, {1000 * took / world_size:.0f} ms a rank")
 

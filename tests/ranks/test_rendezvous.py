@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -276,3 +277,27 @@ def test_rpc_works_unchanged_without_a_group(world_size: int) -> None:
         return int(told)
 
     assert launch(ask, world_size=world_size, backend=None).results == [10] * world_size
+
+
+def test_files_are_private_to_the_user() -> None:
+    """Whatever the umask, what a launch puts into the temporary folder can be read by its user alone."""
+    script = """
+import os, sys, tempfile
+from pathlib import Path
+from ddplab import launch
+
+def flood():
+    print("line\\n" * 5000)
+
+os.umask(0)
+run = launch(flood, view="quiet", backend=None)
+for path in Path(tempfile.gettempdir()).rglob("*"):
+    print(path.name.split("-")[0], oct(path.stat().st_mode & 0o777))
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        environ = {**os.environ, "TMPDIR": folder}
+        done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
+    # torch makes an empty folder for its compiler when it is imported, as the umask says.
+    found = {line for line in done.stdout.splitlines() if not line.startswith("torchinductor")}
+    assert found >= {"ddplab 0o600", "pymp 0o700", "listener 0o600"}
+    assert {line.split()[1] for line in found} == {"0o600", "0o700"}
