@@ -105,6 +105,8 @@ def still_text(run: Run) -> str:
         parts += [_clipped(prefixed(line, run.world_size)) for line in lines]
     notes = [*run.findings] if run.ok else []
     notes += ["all that the ranks printed is in the file run.output_file"] if run.output_file else []
+    if run.receipt and run.receipt.ended:
+        notes.append("processes that outlived their rank were ended; run.receipt names them")
     return "\n".join([*parts, *(f"note: {text}" for text in notes)])
 
 
