@@ -13,14 +13,14 @@ from ddplab.errors import DdplabError, LaunchError, RankFailedError, RankTimeout
 from ddplab.launcher import launch
 from ddplab.machine import device
 from ddplab.run import Run
-from ddplab.worker import log
+from ddplab.telling import log, progress, span
 
 if TYPE_CHECKING:
     from ddplab import plots
 
 __all__ = [
     "DdplabError", "LaunchError", "RankFailedError", "RankTimeoutError", "Run", "ShippingError",
-    "device", "doctor", "launch", "log", "plots",
+    "device", "doctor", "launch", "log", "plots", "progress", "span",
 ]  # fmt: skip
 
 __version__ = "0.1.0"

@@ -10,12 +10,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ddplab import leftovers
-from ddplab.events import Event, Line, Omitted
+from ddplab.events import Event, Line, Metric, Omitted, Progress, Span
 
 __all__ = ["LineBuffer", "OutputFile", "Transcript"]
 
 MAX_LINE = 4_000
 MAX_LINES = 2_000
+MAX_POINTS = 10_000
 MAX_FILE_BYTES = 100_000_000
 
 
@@ -68,10 +69,12 @@ class LineBuffer:
 
 
 class Transcript:
-    """The events of a run in the order of their arrival, with a bound on the lines of each stream.
+    """The events of a run in the order of their arrival, with a bound on what a rank can tell without end.
 
     Of a stream with more than ``MAX_LINES`` lines the first half and the last half are kept, and an
     ``Omitted`` event says how many were between them. All lines of all streams are then in ``file``.
+    Of a metric with more than ``MAX_POINTS`` values every second is kept, then every fourth, and so on; of the
+    spans of a rank the latest ``MAX_POINTS``; of its progress the latest.
     """
 
     def __init__(self) -> None:
@@ -79,6 +82,9 @@ class Transcript:
         self._events: list[tuple[int, Event]] = []
         self._num_lines: dict[tuple[int, str], int] = {}
         self._last: dict[tuple[int, str], deque[tuple[int, Line]]] = {}
+        self._series: dict[tuple[int, str], Series] = {}
+        self._spans: dict[int, deque[tuple[int, Event]]] = {}
+        self._progress: dict[tuple[int, str], tuple[int, Event]] = {}
         self._arrived = 0
         self._file_before: list[Line] = []  # what the file must begin with, should there be one
 
@@ -90,6 +96,12 @@ class Transcript:
             if isinstance(event, Line):
                 self._add_line(event)
                 lines.append(event)
+            elif isinstance(event, Metric):
+                self._series.setdefault((event.rank, event.name), Series()).add(self._arrived, event)
+            elif isinstance(event, Span):
+                self._spans.setdefault(event.rank, deque(maxlen=MAX_POINTS)).append((self._arrived, event))
+            elif isinstance(event, Progress):
+                self._progress[event.rank, event.name] = (self._arrived, event)
             else:
                 self._events.append((self._arrived, event))
         self._file_before += lines if not self.file else ()
@@ -108,13 +120,33 @@ class Transcript:
 
     def events(self) -> tuple[Event, ...]:
         """All that was kept."""
-        kept = list(self._events)
+        kept = [*self._events, *self._progress.values()]
+        for more in (*(one.kept for one in self._series.values()), *self._spans.values()):
+            kept += more
         for (rank, stream), last in self._last.items():
             first_arrived, first = last[0]
             if omitted := self._num_lines[rank, stream] - MAX_LINES // 2 - len(last):
                 kept.append((first_arrived - 1, Omitted(rank, first.time_s, stream, omitted)))
             kept += last
         return tuple(event for _, event in sorted(kept, key=lambda pair: pair[0]))
+
+
+class Series:
+    """The values of one metric: all, or of a long series those at equal distances."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[int, Event]] = []
+        self._every = 1
+        self._seen = 0
+
+    def add(self, arrived: int, event: Event) -> None:
+        """Keep the event, if its turn has come."""
+        if self._seen % self._every == 0:
+            self.kept.append((arrived, event))
+            if len(self.kept) > MAX_POINTS:
+                del self.kept[1::2]
+                self._every *= 2
+        self._seen += 1
 
 
 class OutputFile:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "Began", "Call", "Decoder", "Event", "Exited", "Failed", "Line", "Located", "Made", "Metric", "Omitted", "Result",
+    "Began", "Call", "Decoder", "Event", "Exited", "Failed", "Line", "Located", "Made", "Metric", "Omitted", "Progress",
+    "Result", "Span",
     "Started", "Stopped", "Where", "Written", "encode",
 ]  # fmt: skip
 
@@ -86,6 +87,23 @@ class Metric(Event):
     step: int | None
     name: str
     value: float
+
+
+@dataclass(frozen=True)
+class Span(Event):
+    """A stretch of time that the rank named, from ``time_s`` to ``end_s``."""
+
+    name: str
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Progress(Event):
+    """The rank is through with ``done`` of ``total`` items; ``total`` is None if it is not known."""
+
+    name: str
+    done: int
+    total: int | None
 
 
 @dataclass(frozen=True)

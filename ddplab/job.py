@@ -27,6 +27,7 @@ START_LIMIT_S = 120.0  # for all ranks to import torch and report, on a slow mac
 GRACE_S = 1.0  # for the peers of a rank that failed to say what they saw
 EXIT_GRACE_S = 5.0  # for ranks that have returned to close their process group
 ANSWER_S = 0.5  # for a rank to say where it is
+COALESCE_S = 0.01  # between two looks at ranks that only tell numbers: to be woken by each would slow them down
 CHUNK_BYTES = 1 << 18
 MAX_LEFT_BYTES = 1 << 20  # what a pipe can still hold when its writer is gone
 
@@ -62,6 +63,7 @@ class Job:
         self._queue: queue.Queue[list[ev.Event] | None] = queue.Queue(maxsize=64)
         self.ended: list[str] = []
         self._is_starting = False
+        self._num_calm = 0
         self._abandoned_s: float | None = None
         self._wake, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -207,10 +209,13 @@ class Job:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or (heed_interrupt and self._abandoned):
                 return False
-            for key, mask in self._selector.select(left_s):
+            ready, self._num_calm = self._selector.select(left_s), 0
+            for key, mask in ready:
                 if key.fileobj in self._selector.get_map():  # an earlier one may have ended the rank
                     key.data(mask)
             self._flush()
+            if ready and self._num_calm == len(ready):
+                time.sleep(min(COALESCE_S, left_s))
         return True
 
     def _listen(self, rank: _Rank) -> None:
@@ -252,9 +257,10 @@ class Job:
         if rank.garbled:
             return bool(chunk)
         try:
-            for events in rank.decoder.feed(chunk):
-                for event in events:
-                    self._note(rank, event)
+            told = [event for events in rank.decoder.feed(chunk) for event in events]
+            for event in told:
+                self._note(rank, event)
+            self._num_calm += all(isinstance(event, ev.Metric | ev.Span | ev.Progress) for event in told)
         except Exception as error:  # several processes wrote at once, or something that is not in the notebook
             rank.garbled = True
             text = f"what the rank told could not be read: {type(error).__name__}: {error}"

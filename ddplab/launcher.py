@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ddplab import leftovers, machine, processes, shipping, worker
+from ddplab import leftovers, machine, processes, shipping, telling, worker
 from ddplab import view as views
 from ddplab.errors import LaunchError
 from ddplab.job import Job
@@ -175,9 +175,9 @@ def _plain(error: BaseException, report: str = "") -> BaseException:
 
 
 def _check_caller() -> None:
-    if worker.current is not None:
+    if telling.current is not None:
         raise ValueError(
-            f"launch was called inside rank {worker.current.rank}: ranks cannot launch ranks. "
+            f"launch was called inside rank {telling.current.rank}: ranks cannot launch ranks. "
             "Call it in a cell, or start a process with torch.multiprocessing."
         )
     if getattr(multiprocessing.current_process(), "_inheriting", False):

@@ -152,6 +152,11 @@ class Run:
         rows = (MetricRow(e.rank, e.step, e.time_s, e.name, e.value) for e in self._all(ev.Metric))
         return tuple(sorted(rows, key=lambda row: (row.rank, row.time_s)))
 
+    @cached_property
+    def spans(self) -> tuple[ev.Span, ...]:
+        """The spans, by rank and beginning: each has ``rank``, ``time_s``, ``end_s`` and ``name``."""
+        return tuple(sorted(self._all(ev.Span), key=lambda one: (one.rank, one.time_s, -one.end_s)))
+
     def _all(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 

@@ -6,23 +6,21 @@ import contextlib
 import ctypes
 import itertools
 import multiprocessing.util
-import operator
 import os
 import random
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from socket import socket
 from typing import Any
 
-from ddplab import places, processes, rendezvous, shipping, tracing
+from ddplab import places, processes, rendezvous, shipping, telling, tracing
 from ddplab.errors import ShippingError
-from ddplab.events import Began, Decoder, Event, Failed, Located, Made, Metric, Result, Started, Written, encode
+from ddplab.events import Began, Decoder, Failed, Located, Made, Result, Started, Written
 
-__all__ = ["Order", "log", "main"]
+__all__ = ["Order", "main"]
 
 MAX_FILES = 1000  # of which a rank tells
 
@@ -44,42 +42,12 @@ class Order:
     port: int = 0
 
 
-class Told:
-    """The way to the launcher: events go out, one at a time, from any thread."""
-
-    def __init__(self, rank: int, link: socket, launched_s: float) -> None:
-        self.rank = rank
-        self._link = link
-        self._launched_s = launched_s
-        self._lock = threading.Lock()
-        self.pid = os.getpid()
-
-    def tell_calls(self) -> None:
-        """Send the calls into torch.distributed that were noted."""
-        self.send(*tracing.calls(self.rank, self._launched_s))
-
-    def tell(self, kind: Callable[..., Event], *args: Any) -> None:
-        """Send one event, dated now."""
-        self.send(kind(self.rank, time.monotonic() - self._launched_s, *args))
-
-    def send(self, *events: Event) -> None:
-        """Send events, in one message."""
-        frame = encode(events)
-        # A launcher that is gone ends this process anyway.
-        with self._lock, contextlib.suppress(OSError):
-            self._link.sendall(frame)
-
-
-current: Told | None = None
-
-
 def main(_index: int, rank: int, link: socket, alive: socket, pipes: dict[str, Connection]) -> None:
     """Be rank ``rank`` from the first line to the last."""
-    global current
     processes.lead_group(rank, alive)
     processes.redirect(pipes)
     order = receive(link)
-    current = told = Told(rank, link, order.launched_s)
+    telling.current = told = telling.Told(rank, link, order.launched_s)
     finish = (lambda: None) if pipes else processes.pump(lambda name, data: told.tell(Written, name, data))
     threading.Thread(target=listen, args=(link, told), name="ddplab-listen", daemon=True).start()
     told.tell(Started, os.getpid())
@@ -97,13 +65,13 @@ def main(_index: int, rank: int, link: socket, alive: socket, pipes: dict[str, C
             leave(0, lambda: None)
         during = "result"
         packed = shipping.pack_result(value)
-        told.tell_calls()
+        tell_calls(told)
         told.tell(Result, packed)
     except BaseException as error:
         if os.getpid() != told.pid:
             sys.excepthook(type(error), error, error.__traceback__)
             leave(1, lambda: None)
-        told.tell_calls()
+        tell_calls(told)
         told.tell(failed, error, during)
         leave(1, finish)
     with contextlib.suppress(Exception):  # the result is told: what goes wrong from here does not undo it
@@ -122,12 +90,17 @@ def receive(link: socket) -> Order:
     raise AssertionError("unreachable")
 
 
-def listen(link: socket, told: Told) -> None:
+def listen(link: socket, told: telling.Told) -> None:
     """Answer the launcher, which asks only where the main thread is; end with it."""
     while link.recv(1):
-        told.tell_calls()
+        tell_calls(told)
         told.tell(Located, places.locate(sys._current_frames().get(threading.main_thread().ident or 0)))
     processes.end_group()
+
+
+def tell_calls(told: telling.Told) -> None:
+    """Tell of the calls into torch.distributed that were noted."""
+    told.send(*tracing.calls(told.rank, told.launched_s))
 
 
 def settle(rank: int, order: Order) -> None:
@@ -163,10 +136,8 @@ def tell_temporary_files() -> None:
     left = itertools.count(MAX_FILES, -1)
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
-        if event not in ("tempfile.mkstemp", "tempfile.mkdtemp") or current is None or current.pid != os.getpid():
-            return
-        if next(left) > 0:
-            current.tell(Made, os.path.abspath(os.fsdecode(args[0])))
+        if event in ("tempfile.mkstemp", "tempfile.mkdtemp") and (told := telling.teller()) and next(left) > 0:
+            told.tell(Made, os.path.abspath(os.fsdecode(args[0])))
 
     sys.addaudithook(audit)
 
@@ -228,25 +199,3 @@ def leave(exitcode: int, finish: Callable[[], None]) -> None:
     with contextlib.suppress(Exception):
         finish()
     os._exit(exitcode)
-
-
-def log(step: int | None = None, **metrics: Any) -> None:
-    """Tell the notebook numbers of this rank, such as a loss; they become ``run.metrics``.
-
-    ``metrics`` are numbers, or tensors of one element. Outside a launch this does nothing, so the
-    same function runs under torchrun. Raises ``TypeError`` for what is not a number.
-
-    >>> log(step=3, loss=0.25)
-    """
-    if step is not None and type(step) is not int:
-        try:
-            step = operator.index(step)
-        except TypeError:
-            raise TypeError(f"log(step=...) takes a whole number, not {type(step).__name__}") from None
-    for name, value in metrics.items():
-        try:
-            number = float(value.detach() if hasattr(value, "detach") else value)
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise TypeError(f"log({name}=...) takes a number or a tensor of one element: {error}") from None
-        if current is not None and current.pid == os.getpid():
-            current.tell(Metric, step, name, number)

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "ddplab"
 STAIRS = [
     {"errors", "events", "data", "leftovers"},
     {"places", "capture", "machine", "rendezvous", "processes", "diagnosis"},
-    {"shipping", "tracing", "failures", "receipt", "checks"},
+    {"shipping", "tracing", "telling", "failures", "receipt", "checks"},
     {"run"},
     {"worker", "tables", "view"},
     {"preload", "plots", "job"},

@@ -1,0 +1,157 @@
+"""What the code of a rank can tell while it runs: ``log``, ``span``, ``progress``. Outside a launch they do nothing.
+
+Runs in a rank; the same code runs under torchrun and in a plain process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from socket import socket
+from typing import Any, TypeVar
+
+from ddplab.events import Event, Metric, Progress, Span, encode
+
+__all__ = ["Told", "log", "progress", "span", "teller"]
+
+MAX_NAMES = 200  # of metrics and spans of one rank: each is a line in a picture
+PROGRESS_S = 0.05  # between two that are told
+Item = TypeVar("Item")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Told:
+    """The way to the launcher: events go out at once, from any thread; what is told is not lost with the rank."""
+
+    def __init__(self, rank: int, link: socket, launched_s: float) -> None:
+        self.rank = rank
+        self.launched_s = launched_s
+        self.pid = os.getpid()
+        self._link = link
+        self._lock = threading.Lock()
+        self._names: set[str] = set()
+
+    def tell(self, kind: Callable[..., Event], *args: Any) -> None:
+        """Send one event, dated now."""
+        self.send(kind(self.rank, time.monotonic() - self.launched_s, *args))
+
+    def send(self, *events: Event) -> None:
+        """Send events, in one message."""
+        frame = encode(events)
+        # A launcher that is gone ends this process anyway.
+        with self._lock, contextlib.suppress(OSError):
+            self._link.sendall(frame)
+
+    def check_name(self, name: str) -> None:
+        """Raise ``ValueError`` if this name is one too many."""
+        if name not in self._names:
+            if len(self._names) >= MAX_NAMES:
+                raise ValueError(f"{name!r} is name {MAX_NAMES + 1} that this rank logs: put what counts into step=")
+            self._names.add(name)
+
+
+current: Told | None = None
+
+
+def teller() -> Told | None:
+    """The way to the launcher, in a rank; None in any other process, such as a child of a rank."""
+    return current if current is not None and current.pid == os.getpid() else None
+
+
+def log(step: int | None = None, **metrics: Any) -> None:
+    """Tell the notebook numbers of this rank, such as a loss; they become ``run.metrics``.
+
+    ``metrics`` are numbers, or tensors of one element. Of a long series the run keeps every second, fourth, ...
+    value, 10,000 at most. Outside a launch this does nothing, so the same function runs under torchrun.
+    Raises ``TypeError`` for what is not a number, and ``ValueError`` for more than 200 names.
+
+    >>> log(step=3, loss=0.25)
+    """
+    if step is not None and type(step) is not int:
+        try:
+            step = operator.index(step)
+        except TypeError:
+            raise TypeError(f"log(step=...) takes a whole number, not {type(step).__name__}") from None
+    told = teller()
+    events = []
+    for name, value in metrics.items():
+        try:
+            number = float(value.detach() if hasattr(value, "detach") else value)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise TypeError(f"log({name}=...) takes a number or a tensor of one element: {error}") from None
+        if told:
+            told.check_name(name)
+            events.append(Metric(told.rank, time.monotonic() - told.launched_s, step, name, number))
+    if told and events:
+        told.send(*events)
+
+
+class span:
+    """A named stretch of time, as ``with span("name"):`` or as a decorator ``@span("name")``; it becomes a row of
+    ``run.spans``, and a bar in ``plots.timeline``.
+
+    Spans may lie in each other. One is told when it ends, also by an exception; of each rank the run keeps the
+    latest 10,000. Outside a launch this does nothing. Raises ``TypeError`` for a name that is no text, and
+    ``ValueError`` for more than 200 names.
+
+    >>> with span("validation"):
+    ...     pass
+    """
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f'span takes a name, as in span("validation"), not {type(name).__name__}')
+        self._name = name
+        self._begun_s: list[float] = []
+
+    def __enter__(self) -> None:
+        if told := teller():
+            told.check_name(self._name)
+        self._begun_s.append(time.monotonic())
+
+    def __exit__(self, *_: object) -> None:
+        begin_s, end_s = self._begun_s.pop(), time.monotonic()
+        if told := teller():
+            told.send(Span(told.rank, begin_s - told.launched_s, self._name, end_s - told.launched_s))
+
+    def __call__(self, fn: Function) -> Function:
+        name = self._name
+
+        @functools.wraps(fn)
+        def spanned(*args: Any, **kwargs: Any) -> Any:
+            with span(name):
+                return fn(*args, **kwargs)
+
+        return spanned  # type: ignore[return-value]
+
+
+def progress(items: Iterable[Item], total: int | None = None, name: str = "progress") -> Iterator[Item]:
+    """The items one by one, while the notebook shows how far this rank is, at most twenty times a second.
+
+    ``total`` is their number, by default ``len(items)`` where there is one. Outside a launch this gives the items
+    and shows nothing. Raises ``TypeError`` for what cannot be gone through.
+
+    >>> [item for item in progress("ab")]
+    ['a', 'b']
+    """
+    iterator = iter(items)
+    if total is None:
+        with contextlib.suppress(TypeError):
+            total = len(items)  # type: ignore[arg-type]
+    told = teller()
+    return _told_items(told, iterator, total, name) if told else iterator
+
+
+def _told_items(told: Told, items: Iterator[Item], total: int | None, name: str) -> Iterator[Item]:
+    done, due_s = 0, 0.0
+    for done, item in enumerate(items, 1):
+        if (now_s := time.monotonic()) >= due_s:
+            told.tell(Progress, name, done - 1, total)
+            due_s = now_s + PROGRESS_S
+        yield item
+    told.tell(Progress, name, done, total)
