@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "Began", "Call", "Decoder", "Event", "Exited", "Failed", "Line", "Located", "Made", "Metric", "Omitted", "Progress",
-    "Result", "Span",
-    "Started", "Stopped", "Where", "Written", "encode",
+    "Batch", "Began", "Call", "Decoder", "Event", "Exited", "Failed", "Line", "Located", "Made", "Metric", "Omitted",
+    "Progress", "Result", "Span", "Started", "Stopped", "Where", "Written", "encode",
 ]  # fmt: skip
 
 
@@ -87,6 +86,17 @@ class Metric(Event):
     step: int | None
     name: str
     value: float
+
+
+@dataclass(frozen=True)
+class Batch(Event):
+    """Many small events of this rank in a form that is quick to send: of each its class and its fields but the rank."""
+
+    rows: tuple[tuple[Any, ...], ...]
+
+    def events(self) -> list[Event]:
+        """The events."""
+        return [kind(self.rank, *fields) for kind, *fields in self.rows]
 
 
 @dataclass(frozen=True)

@@ -260,7 +260,7 @@ class Job:
             told = [event for events in rank.decoder.feed(chunk) for event in events]
             for event in told:
                 self._note(rank, event)
-            self._num_calm += all(isinstance(event, ev.Metric | ev.Span | ev.Progress) for event in told)
+            self._num_calm += all(isinstance(event, ev.Batch) for event in told)
         except Exception as error:  # several processes wrote at once, or something that is not in the notebook
             rank.garbled = True
             text = f"what the rank told could not be read: {type(error).__name__}: {error}"
@@ -284,6 +284,9 @@ class Job:
 
     def _note(self, rank: _Rank, event: Any) -> None:
         """Keep an event and what it says of the rank's state."""
+        if isinstance(event, ev.Batch):
+            self._batch += event.events()
+            return None
         if isinstance(event, ev.Written):
             return self._write_down(rank, event.stream, rank.lines[event.stream].feed(event.data))
         if isinstance(event, ev.Result):

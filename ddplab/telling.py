@@ -15,18 +15,22 @@ from collections.abc import Callable, Iterable, Iterator
 from socket import socket
 from typing import Any, TypeVar
 
-from ddplab.events import Event, Metric, Progress, Span, encode
+from ddplab.events import Batch, Event, Metric, Progress, Span, encode
 
 __all__ = ["Told", "log", "progress", "span", "teller"]
 
 MAX_NAMES = 200  # of metrics and spans of one rank: each is a line in a picture
+BATCH_S = 0.01
 PROGRESS_S = 0.05  # between two that are told
 Item = TypeVar("Item")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Told:
-    """The way to the launcher: events go out at once, from any thread; what is told is not lost with the rank."""
+    """The way to the launcher: events go out at once, from any thread; what is told is not lost with the rank.
+
+    Small events that come in quick succession go out together, ``BATCH_S`` later at most.
+    """
 
     def __init__(self, rank: int, link: socket, launched_s: float) -> None:
         self.rank = rank
@@ -35,6 +39,10 @@ class Told:
         self._link = link
         self._lock = threading.Lock()
         self._names: set[str] = set()
+        self._rows: list[tuple[Any, ...]] = []
+        self._sent_s = 0.0
+        self._has_rows = threading.Event()
+        self._sender: threading.Thread | None = None
 
     def tell(self, kind: Callable[..., Event], *args: Any) -> None:
         """Send one event, dated now."""
@@ -42,10 +50,35 @@ class Told:
 
     def send(self, *events: Event) -> None:
         """Send events, in one message."""
-        frame = encode(events)
-        # A launcher that is gone ends this process anyway.
+        with self._lock, contextlib.suppress(OSError):  # a launcher that is gone ends this process anyway
+            self._send_rows()
+            self._link.sendall(encode(events))
+
+    def tell_soon(self, kind: type[Event], time_s: float, *fields: Any) -> None:
+        """Send a small event, dated ``time_s`` on the monotonic clock: now, or soon with others."""
         with self._lock, contextlib.suppress(OSError):
-            self._link.sendall(frame)
+            self._rows.append((kind, time_s - self.launched_s, *fields))
+            if time.monotonic() >= self._sent_s + BATCH_S:
+                self._send_rows()
+            elif len(self._rows) == 1:
+                self._has_rows.set()
+                if not self._sender:
+                    self._sender = threading.Thread(target=self._send_late, name="ddplab-send", daemon=True)
+                    self._sender.start()
+
+    def _send_rows(self) -> None:
+        if self._rows:
+            rows, self._rows = tuple(self._rows), []
+            self._sent_s = time.monotonic()
+            self._link.sendall(encode((Batch(self.rank, rows[0][1], rows),)))
+
+    def _send_late(self) -> None:
+        """Send what nothing else has sent in time."""
+        while self._has_rows.wait():
+            self._has_rows.clear()
+            time.sleep(BATCH_S)  # which is the point: others come meanwhile
+            with self._lock, contextlib.suppress(OSError):
+                self._send_rows()
 
     def check_name(self, name: str) -> None:
         """Raise ``ValueError`` if this name is one too many."""
@@ -78,7 +111,6 @@ def log(step: int | None = None, **metrics: Any) -> None:
         except TypeError:
             raise TypeError(f"log(step=...) takes a whole number, not {type(step).__name__}") from None
     told = teller()
-    events = []
     for name, value in metrics.items():
         try:
             number = float(value.detach() if hasattr(value, "detach") else value)
@@ -86,9 +118,7 @@ def log(step: int | None = None, **metrics: Any) -> None:
             raise TypeError(f"log({name}=...) takes a number or a tensor of one element: {error}") from None
         if told:
             told.check_name(name)
-            events.append(Metric(told.rank, time.monotonic() - told.launched_s, step, name, number))
-    if told and events:
-        told.send(*events)
+            told.tell_soon(Metric, time.monotonic(), step, name, number)
 
 
 class span:
@@ -117,7 +147,7 @@ class span:
     def __exit__(self, *_: object) -> None:
         begin_s, end_s = self._begun_s.pop(), time.monotonic()
         if told := teller():
-            told.send(Span(told.rank, begin_s - told.launched_s, self._name, end_s - told.launched_s))
+            told.tell_soon(Span, begin_s, self._name, end_s - told.launched_s)
 
     def __call__(self, fn: Function) -> Function:
         name = self._name
@@ -151,7 +181,7 @@ def _told_items(told: Told, items: Iterator[Item], total: int | None, name: str)
     done, due_s = 0, 0.0
     for done, item in enumerate(items, 1):
         if (now_s := time.monotonic()) >= due_s:
-            told.tell(Progress, name, done - 1, total)
+            told.tell_soon(Progress, now_s, name, done - 1, total)
             due_s = now_s + PROGRESS_S
         yield item
     told.tell(Progress, name, done, total)
