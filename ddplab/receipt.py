@@ -133,7 +133,9 @@ def _counted() -> dict[str, dict[str, str]]:
     descriptors = {}
     for name in _listed("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            descriptors[name] = os.readlink(f"/proc/self/fd/{name}")
+            # Jupyter makes one of these with each cell; those of a store would come with its sockets.
+            if (target := os.readlink(f"/proc/self/fd/{name}")) != "anon_inode:[eventfd]":
+                descriptors[name] = target
     threads = {}
     for name in _listed("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{name}/comm") as file:

@@ -29,6 +29,12 @@ def test_output_is_shown_while_the_ranks_still_run(kernel, tmp_path):
     assert (shown.stdout, shown.stderr) == ("", "")
 
 
+def test_the_first_launch_of_a_kernel_leaves_nothing(fresh_kernel):
+    """The receipt is clean from the start: what serves all launches counts as there before."""
+    shown = fresh_kernel.run("from ddplab import launch\nrun = launch(print, 'first')\nstr(run.receipt)")
+    assert shown.result == {"text/plain": "'nothing is left'"}
+
+
 def plain(text):
     """Text without the colours of a terminal."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)

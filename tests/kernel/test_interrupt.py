@@ -69,6 +69,9 @@ def test_an_interrupt_while_torch_is_imported(fresh_kernel):
     shown = fresh_kernel.wait(cell, 30)
     assert shown.error.startswith("KeyboardInterrupt")
     check_usable(fresh_kernel)
+    shown = fresh_kernel.run("launch(print, 'and').receipt")
+    assert shown.result["text/plain"].startswith("Receipt("), shown.error
+    assert fresh_kernel.run("str(launch(print, 'again').receipt)").result == {"text/plain": "'nothing is left'"}
 
 
 @pytest.mark.parametrize("end", ["kill", "restart"])
