@@ -110,7 +110,8 @@ def _of_rank(rank: int, events: Sequence[ev.Event], timeout_s: float) -> Failure
 
 
 def _is_echo(failed: ev.Failed) -> bool:
-    return _tells_echo(f"{failed.message}\n{failed.traceback}")
+    """Whether the failure only followed from a lost peer. A worker of a DataLoader is no peer of its rank."""
+    return not failed.message.startswith("DataLoader worker") and _tells_echo(f"{failed.message}\n{failed.traceback}")
 
 
 def _tells_echo(text: str) -> bool:
@@ -118,10 +119,13 @@ def _tells_echo(text: str) -> bool:
 
 
 def _sentence(message: str) -> str:
-    """The first line of a message, without Gloo's own source lines, and without ports."""
+    """The first line of a message, without Gloo's own source lines, ports and process ids."""
     if "/gloo/transport/" in message and _tells_echo(message):
-        return "the connection to another rank was closed"
-    return re.sub(r"^(Gloo \w+ failed with )?\[\S*[^]]*\.cc:\d+\] ", "", message.strip().partition("\n")[0])
+        timed_out = re.search("timed out|timeout", message.lower())
+        return f"{'a time-out while waiting for' if timed_out else 'the connection was closed by'} another rank"
+    first = message.strip().partition("\n")[0]
+    first = re.sub(r"^(Gloo \w+ failed with )?\[\S*[^]]*\.cc:\d+\] ", "", first)
+    return re.sub(r"^DataLoader worker \(pid(\(s\))? [\d, ]+\)", "DataLoader worker", first)
 
 
 def _signal_name(exitcode: int | None) -> str | None:

@@ -14,6 +14,7 @@ import multiprocessing
 import multiprocessing.forkserver as forkserver
 import multiprocessing.resource_tracker as resource_tracker
 import multiprocessing.spawn as spawn
+import multiprocessing.util as util
 import os
 import signal
 import socket
@@ -27,8 +28,8 @@ from typing import Any
 from ddplab import leftovers
 
 __all__ = [
-    "RankProcess", "end_group", "end_strays", "give_up_server", "hold_interrupts", "lead_group", "prepare", "pump",
-    "redirect", "server_is_stopped", "strays", "use_own_children", "warm",
+    "RankProcess", "end_group", "end_strays", "forget_children", "give_up_server", "hold_interrupts", "lead_group",
+    "prepare", "pump", "redirect", "server_is_stopped", "strays", "use_own_children", "warm",
 ]  # fmt: skip
 
 PRELOAD = ["ddplab.preload"]
@@ -67,6 +68,8 @@ def prepare(start_method: str) -> None:
 
 
 def _track() -> None:
+    """Start what multiprocessing itself keeps for all its processes."""
+    util.get_temp_dir()  # which ranks and their children then use too: this process takes it away when it ends
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     resource_tracker.ensure_running()  # which unblocks SIGINT in the thread that starts it
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -318,14 +321,19 @@ def use_own_children() -> None:
     """Let children of this rank belong to it, started as they would be in a plain Python process.
 
     A rank inherits its own start method as the default for its children, and the launcher's
-    forkserver, whose children would outlive the rank, and temporary folder.
+    forkserver, whose children would outlive the rank.
     """
-    multiprocessing.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
     if sys.platform == "linux":
         multiprocessing.set_start_method("fork", force=True)
     server: Any = forkserver._forkserver
     server._forkserver_address = server._forkserver_pid = None
     forkserver.set_forkserver_preload(["torch", "ddplab.shipping"])
+
+
+def forget_children() -> None:
+    """Let the end of a child of this rank raise nothing more, as torch lets that of a DataLoader worker do."""
+    if POSIX and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def redirect(pipes: Mapping[str, Connection]) -> None:

@@ -11,7 +11,6 @@ import functools
 import multiprocessing
 import os
 import random
-import shutil
 import signal
 import socket
 import sys
@@ -27,7 +26,6 @@ __all__ = ["Before", "Receipt"]
 
 SETTLE_S = 1.0  # for threads and descriptors that are about to go, before they count as left
 SHARED_MEMORY = "/dev/shm"
-MULTIPROCESSING = "pymp-"  # the folders that it takes away unless its process is killed
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class Before:
             Before._running -= 1
             overlapped = self._overlapped or Before._launches > self._launch
         deadline = time.monotonic() + SETTLE_S
-        files = tuple(path for path in made if not _tidied(path))
+        files = tuple(path for path in made if os.path.lexists(path))
         while not (found := self._compare(overlapped)).clean and time.monotonic() < deadline:
             time.sleep(0.02)  # no event tells that a thread has ended
         return dataclasses.replace(found, files=files + found.files, ended=tuple(ended))
@@ -205,11 +203,3 @@ def _in_use() -> Iterator[str]:
                     yield from (line for line in maps if SHARED_MEMORY in line)
                 for number in _listed(f"/proc/{name}/fd"):
                     yield os.readlink(f"/proc/{name}/fd/{number}")
-
-
-def _tidied(path: str) -> bool:
-    """Whether a temporary file that a rank made is gone, if need be by removing it: what multiprocessing leaves."""
-    with contextlib.suppress(OSError):
-        if os.path.basename(path).startswith(MULTIPROCESSING):
-            shutil.rmtree(path)
-    return not os.path.lexists(path)

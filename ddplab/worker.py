@@ -68,6 +68,7 @@ def main(_index: int, rank: int, link: socket, alive: socket, pipes: dict[str, C
         tell_calls(told)
         told.tell(Result, packed)
     except BaseException as error:
+        processes.forget_children()  # or torch might raise that a DataLoader worker is gone, right here
         if os.getpid() != told.pid:
             sys.excepthook(type(error), error, error.__traceback__)
             leave(1, lambda: None)

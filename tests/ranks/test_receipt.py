@@ -1,6 +1,7 @@
 """What a launch leaves: nothing, and it proves that; what a learner leaves is named or ended."""
 
 import _thread
+import multiprocessing.util
 import os
 import signal
 import socket
@@ -134,8 +135,9 @@ def test_temporary_files_that_a_rank_left_are_named() -> None:
             os.rmdir(folder)
 
 
-def test_a_killed_rank_leaves_no_folder_of_multiprocessing() -> None:
-    """multiprocessing takes its folder away at the end of a process, unless that is killed: then the launcher does."""
+@pytest.mark.parametrize("start_method", METHODS)
+def test_a_killed_rank_leaves_no_folder_of_multiprocessing(start_method: str) -> None:
+    """A rank uses the folder of the notebook's process, which removes it at its end, also if the rank is killed."""
 
     def work() -> None:
         import multiprocessing.util
@@ -143,8 +145,8 @@ def test_a_killed_rank_leaves_no_folder_of_multiprocessing() -> None:
         print(multiprocessing.util.get_temp_dir())
         os.kill(os.getpid(), signal.SIGKILL)
 
-    run = quiet(work, world_size=1)
-    assert not os.path.exists(run.output(0))
+    run = quiet(work, world_size=1, start_method=start_method)
+    assert run.output(0) == multiprocessing.util.get_temp_dir()
     assert receipt_of(run).clean
 
 

@@ -182,6 +182,14 @@ def test_another_error_around_a_dataloader_keeps_its_line(message: str) -> None:
     assert next_step(raised(1, 0.1, "RuntimeError", message)) == MEND
 
 
+def test_a_dead_dataloader_worker_is_a_cause_and_its_process_id_is_not_told() -> None:
+    """Was a bug: with a ConnectionError in its traceback it passed for an echo, and its text changed each time."""
+    error = raised(1, 0.1, "RuntimeError", "DataLoader worker (pid(s) 71, 72) exited unexpectedly")
+    run = run_of(replace(error, traceback="... Connection reset by peer ..."), gone_peer(0, 0.2))
+    assert [(failure.rank, failure.role) for failure in run.failures] == [(1, "root"), (0, "echo")]
+    assert run.verdict().endswith(": DataLoader worker exited unexpectedly")
+
+
 def test_a_batch_that_cannot_be_fetched_points_to_the_worker() -> None:
     """A rank that fetches a tensor from a worker that is gone gets a ConnectionError of Python, not of Gloo."""
     error = raised(1, 0.1, "ConnectionResetError", "[Errno 104] Connection reset by peer")
