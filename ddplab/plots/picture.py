@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-__all__ = ["Picture", "draw", "rank_style"]
+__all__ = ["Picture", "draw", "in_byte_ticks", "panels", "rank_style", "tidy"]
 
 # Okabe and Ito's palette (2008), which the colour-blind can tell apart; line styles tell ranks apart in grey.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#7F6F00", "#555555")
@@ -28,11 +30,16 @@ def rank_style(rank: int) -> dict[str, Any]:
 
 
 class Picture:
-    """A drawn figure. Ending a cell, it shows exactly one picture; ``text`` says the same in words."""
+    """A drawn figure. Ending a cell, it shows exactly one picture.
 
-    def __init__(self, figure: Figure, text: str) -> None:
+    ``text`` says in words what it shows, the same each time; ``rows`` has the numbers behind it, and
+    ``print(picture)`` gives both.
+    """
+
+    def __init__(self, figure: Figure, text: str, rows: Sequence[dict[str, Any]] = ()) -> None:
         self.figure = figure
         self.text = text
+        self.rows = list(rows)
 
     def save(self, path: str) -> None:
         """Write the picture to a file; its ending gives the format."""
@@ -41,22 +48,79 @@ class Picture:
     def __repr__(self) -> str:
         return self.text
 
+    def __str__(self) -> str:
+        from ddplab import tables
+
+        rows = [{k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()} for row in self.rows]
+        return f"{self.text}\n{tables.to_text(rows)}".rstrip()
+
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         data = io.BytesIO()
         self.figure.savefig(data, format="png", dpi=110, bbox_inches="tight")
         return {"image/png": data.getvalue(), "text/plain": self.text}
 
 
-def draw(ax: Axes | None, size: tuple[float, float], text: str, paint: Callable[[Axes], None]) -> Picture | None:
+def draw(
+    ax: Axes | None,
+    size: tuple[float, float],
+    text: str,
+    paint: Callable[[Axes], None],
+    rows: Sequence[dict[str, Any]] = (),
+) -> Picture | None:
     """Paint into ``ax``, or into a figure of ``size`` inches, which is given back.
 
     The figure is not one of pyplot's, so nothing else shows it a second time or keeps it open.
     """
+    return panels(ax, size, text, lambda axes: paint(axes[0]), rows)
+
+
+def panels(
+    ax: Axes | None,
+    size: tuple[float, float],
+    text: str,
+    paint: Callable[[list[Axes]], None],
+    rows: Sequence[dict[str, Any]] = (),
+    shape: tuple[int, int] = (1, 1),
+) -> Picture | None:
+    """Like :func:`draw`, with ``shape`` rows and columns of axes, which ``paint`` gets row by row.
+
+    A given ``ax`` is split into them. Raises ``ValueError`` if it is no subplot, and so cannot be split.
+    """
     if ax is not None:
-        paint(ax)
+        paint(_split(ax, shape))
         return None
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
-    paint(figure.add_subplot())
-    return Picture(figure, text)
+    paint(list(figure.subplots(*shape, squeeze=False).flat))
+    return Picture(figure, text, rows)
+
+
+def _split(ax: Axes, shape: tuple[int, int]) -> list[Axes]:
+    if shape == (1, 1):
+        return [ax]
+    place = ax.get_subplotspec()
+    if place is None:
+        raise ValueError("this picture has several panels: ax= must come from figure.add_subplot or subplots")
+    ax.set_axis_off()
+    grid = place.subgridspec(*shape)
+    return [ax.figure.add_subplot(grid[row, column]) for row in range(shape[0]) for column in range(shape[1])]
+
+
+def tidy(ax: Axes, grid: bool = False) -> None:
+    """Take away the frame's upper and right line; with ``grid``, draw pale lines behind the values."""
+    ax.spines[["top", "right"]].set_visible(False)
+    if grid:
+        ax.grid(alpha=0.25)
+
+
+def in_byte_ticks(axis: Axis, top: float) -> None:
+    """Name a linear axis from 0 to ``top`` bytes at some round numbers of B, KiB, MiB or GiB."""
+    from matplotlib.ticker import MultipleLocator
+
+    from ddplab.plots.values import in_bytes
+
+    unit = 1024.0 ** int(math.log(max(top / 2, 1), 1024))
+    steps = [unit * ten * factor for ten in (0.1, 1, 10, 100) for factor in (1, 2, 5)]
+    axis.set_major_locator(MultipleLocator(next((step for step in steps if top / step <= 5), 1000 * unit)))
+    axis.set_major_formatter(lambda num_bytes, _: in_bytes(num_bytes) if num_bytes else "0")

@@ -10,12 +10,13 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "ddplab"
 STAIRS = [
     {"errors", "events", "data", "leftovers"},
-    {"places", "capture", "machine", "rendezvous", "processes", "diagnosis"},
-    {"shipping", "tracing", "telling", "failures", "receipt", "checks"},
-    {"run"},
+    {"places", "capture", "machine", "rendezvous", "processes", "diagnosis", "board"},
+    {"shipping", "tracing", "telling", "failures", "receipt", "checks", "panel", "timeline"},
+    {"run", "profiling"},
     {"worker", "tables", "view"},
-    {"preload", "plots", "job"},
+    {"preload", "job"},
     {"launcher", "checkup"},
+    {"plots"},
     {"__init__", "cli"},
     {"__main__"},
 ]
