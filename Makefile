@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
-STEPS  := lint unit ranks kernel nbval
+STEPS  := lint unit ranks kernel browser drills nbval
 
 # Cells tagged needs_gpu and tests marked gpu are for tests/gpu_check.sh.
 PYTEST := $(PY) -m pytest -q -m "not gpu and not needs_gpu"
@@ -13,7 +13,7 @@ NBVAL  := --nbval --nbval-current-env --nbval-cell-timeout=300 --nbval-kernel-st
           --nbval-sanitize-with tests/nbval_sanitize.cfg
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lab test notebooks bench gpu clean $(STEPS)
+.PHONY: help install demo lab test chromium notebooks bench gpu clean $(STEPS)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,7 +39,7 @@ demo: $(STAMP) ## run the first training notebook on 4 ranks; show what each ran
 lab: $(STAMP) ## open JupyterLab on the notebooks
 	@exec $(PY) -m jupyterlab --ServerApp.root_dir=notebooks $$(test "$$(id -u)" -ne 0 || echo --allow-root)
 
-test: $(STAMP) ## lint and types, unit tests, rank tests, kernel tests, every notebook; stops at the first failure
+test: $(STAMP) ## lint and types, unit tests, rank tests, kernel and browser tests, every notebook; stops at the first failure
 	@for step in $(STEPS); do \
 	  printf '\n== make %s\n' $$step; \
 	  $(MAKE) --no-print-directory $$step || { printf '\nmake test stopped at: make %s\n' $$step >&2; exit 1; }; \
@@ -58,6 +58,18 @@ ranks: $(STAMP) ## tests with real ranks
 
 kernel: $(STAMP) ## tests with real Jupyter kernels
 	@$(if $(wildcard tests/kernel/test_*.py),$(PYTEST) tests/kernel,echo 'no tests/kernel')
+
+browser: $(STAMP) ## tests with a real JupyterLab in a real browser; skipped, and says so, where there is no Chromium
+	@$(if $(wildcard tests/browser/test_*.py),$(PYTEST) -rs tests/browser,echo 'no tests/browser')
+
+chromium: ## install Chromium, if there is none and this user may use apt-get
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	if [ "$$(id -u)" -eq 0 ]; then sudo=; else sudo='sudo -n'; fi; \
+	{ $$sudo apt-get update && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y chromium; } \
+	  >/dev/null 2>&1 </dev/null || echo 'Chromium could not be installed: make browser will skip its tests' >&2
+
+drills: $(STAMP) ## bad days drawn at random; N=1000 for more, N=1 SEED=17 for drill 17 alone
+	@DDPLAB_DRILLS=$(N) DDPLAB_DRILLS_SEED=$(SEED) $(PYTEST) tests/drills
 
 nbval: $(STAMP) ## run every notebook and compare what it prints with what is committed
 	@$(if $(wildcard notebooks/*.ipynb),$(PYTEST) $(NBVAL) notebooks,echo 'no notebooks')

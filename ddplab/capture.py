@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import re
 import tempfile
 from collections import deque
 from collections.abc import Iterable
@@ -12,12 +13,28 @@ from pathlib import Path
 from ddplab import leftovers
 from ddplab.events import Event, Line, Metric, Omitted, Progress, Span
 
-__all__ = ["LineBuffer", "OutputFile", "Transcript"]
+__all__ = ["LineBuffer", "OutputFile", "Transcript", "is_noise"]
 
 MAX_LINE = 4_000
 MAX_LINES = 2_000
 MAX_POINTS = 10_000
 MAX_FILE_BYTES = 100_000_000
+
+
+# What torch.profiler (kineto) writes to stderr each time it is used: when it begins, ends, and finds no GPU.
+_NOISE = re.compile(
+    r"\w+:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d+:\d+ (SyncActivityProfilerHandler\.cpp:\d+\] profiler_(start|stop)"
+    r"|DeviceProperties\.cpp:\d+\] gpuGetDeviceCount failed with code (35|100))"
+)
+
+
+def is_noise(line: str) -> bool:
+    """Whether torch.profiler wrote this line, which tells the learner nothing.
+
+    >>> is_noise("USDT:2026-11-30 12:34:47 25012:25012 SyncActivityProfilerHandler.cpp:39] profiler_start")
+    True
+    """
+    return bool(_NOISE.fullmatch(line))
 
 
 class LineBuffer:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pickle
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
     "Batch", "Began", "Call", "Decoder", "Event", "Exited", "Failed", "Line", "Located", "Made", "Metric", "Omitted",
-    "Progress", "Result", "Span", "Started", "Stopped", "Where", "Written", "encode",
+    "Progress", "Result", "Span", "Started", "Stopped", "Trace", "Where", "Written", "encode",
 ]  # fmt: skip
 
 
@@ -148,7 +148,8 @@ class Call(Event):
     ``number`` counts the collective calls that the rank made in this group, from 1; 0 for other calls.
     ``group`` names the ranks of the group, or is "" for the default one. ``shape`` and ``dtype`` are of
     the first tensor, ``op`` is the reduce operation, ``peer`` the source or destination. ``end_s`` is
-    None if the call had not returned.
+    None if the call had not returned. A wait for an asynchronous call has in ``since_s`` when that began.
+    Calls of ``rpc`` ask ``worker``, if it was named, to run ``function``; of ``init_rpc`` it is the rank's own name.
     """
 
     name: str
@@ -160,6 +161,20 @@ class Call(Event):
     peer: int | None
     where: Where | None
     end_s: float | None
+    since_s: float | None = None
+    worker: str = ""
+    function: str = ""
+
+
+@dataclass(frozen=True)
+class Trace(Event):
+    """What torch.profiler saw of the rank's first seconds, as gzipped JSON.
+
+    ``events`` are Chrome's trace events by time: ``ts`` and ``dur`` in microseconds since the launch, ``pid`` the rank,
+    ``tid`` 0 the main thread. ``buckets`` has for each DDP model the bytes of its buckets in the first step and later.
+    """
+
+    packed: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 from ddplab import events as ev
 from ddplab import processes, rendezvous, shipping, worker
-from ddplab.capture import LineBuffer, Transcript
+from ddplab.capture import LineBuffer, Transcript, is_noise
 from ddplab.receipt import Before
 from ddplab.run import Run, Spec
 
@@ -278,6 +278,8 @@ class Job:
 
     def _write_down(self, rank: _Rank, name: str, lines: list[str]) -> None:
         now_s = self._now_s()
+        if name == "stderr":
+            lines = [line for line in lines if not is_noise(line)]
         self._batch += [ev.Line(rank.process.rank, now_s, name, text) for text in lines]
 
     # What happens to a rank ---------------------------------------------------------------------------

@@ -42,6 +42,7 @@ def launch(
     env: Mapping[str, str | None] | None = None,
     seed: int | None = 0,
     threads: int | None = None,
+    trace: bool = False,
     allow_failure: bool = False,
     view: str = "auto",
 ) -> Run:
@@ -59,6 +60,10 @@ def launch(
         read when they are loaded (``OMP_NUM_THREADS``) come too late with the forkserver: use ``threads``.
     seed: given to torch, random and numpy on every rank alike; None seeds nothing.
     threads: threads of torch per rank; None shares the cores out.
+    trace: keep what torch.profiler sees of each rank, for ``run.timeline``, ``plots.timeline`` and
+        ``run.save_trace``: of the first 10 seconds of ``fn``, or 1,000 calls, or some 100,000 operations. It ends
+        when ``fn`` does, also by an exception; a rank that is killed before has none. A DDP step of 5 ms takes some
+        5% longer, and 3 ms more when the trace is packed at its end. A profiler that ``fn`` starts ends it.
     allow_failure: give back a failed run to be studied, in place of raising.
     view: "live", "static" (once, at the end, by rank), "quiet", or "auto".
 
@@ -106,6 +111,7 @@ def launch(
             seed=spec.seed,
             threads=spec.threads,
             launched_s=time.monotonic(),
+            trace=_check_yes("trace", trace),
         )
     except (TypeError, ValueError) as error:
         _plain(error)
@@ -117,21 +123,32 @@ def launch(
 
 
 def _watch(spec: Spec, order: worker.Order, screen: views.View) -> Run:
-    """Start the job and show what it tells until it ends. An interrupt ends it, and is passed on afterwards."""
+    """Start the job and show what it tells until it ends. An interrupt, or the Stop button, which is taken for one,
+    ends it; KeyboardInterrupt is raised afterwards.
+    """
     before = Before()
     job = Job(spec, order)
+    pressed = threading.Event()
+
+    def stop() -> None:
+        pressed.set()
+        job.abandon()
+
     with _held_interrupts(job.abandon) as interrupts:
         try:
             job.thread.start()
+            screen.start(stop)
             for events in job.told():
                 screen.show(events)
         finally:
             job.abandon()  # does nothing to a job that has ended
             job.join()
             run = job.finished_run(before)
+            screen.close()
         screen.finish(run)
-    if interrupts:
-        error = _plain(KeyboardInterrupt(run.verdict()), run.report())
+    if interrupts or pressed.is_set():
+        told = f"the Stop button was pressed; {run.verdict()}" if pressed.is_set() else run.verdict()
+        error = _plain(KeyboardInterrupt(told), run.report())
         vars(error)["run"] = run
         raise error
     if job.error is not None:
@@ -259,6 +276,12 @@ def _check_whole(name: str, value: Any, least: int, most: int = 2**63 - 1) -> in
         raise ValueError(f"{name}={safe_repr(value):.80} is not {least} or more")
     if value > most:
         raise ValueError(f"{name}={safe_repr(value):.80} is more than {most}")
+    return value
+
+
+def _check_yes(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is True or False, not {_shown(value)}")
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import os
@@ -9,10 +10,11 @@ import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddplab import diagnosis, failures
+from ddplab import diagnosis, failures, timeline
 from ddplab import events as ev
 from ddplab.errors import RankFailedError, RankTimeoutError
 from ddplab.failures import Failure
@@ -157,6 +159,30 @@ class Run:
         """The spans, by rank and beginning: each has ``rank``, ``time_s``, ``end_s`` and ``name``."""
         return tuple(sorted(self._all(ev.Span), key=lambda one: (one.rank, one.time_s, -one.end_s)))
 
+    @cached_property
+    def timeline(self) -> tuple[timeline.Row, ...]:
+        """What each rank did when, by rank and beginning, as :class:`ddplab.timeline.Row` says.
+
+        Without ``launch(..., trace=True)`` the kinds are "backward", "waiting" (in a call) and "span" alone.
+        """
+        return timeline.rows(self.events)
+
+    def save_trace(self, folder: str | os.PathLike[str]) -> None:
+        """Write the trace of each rank r to ``rank<r>.json`` in ``folder``, and all together to ``ranks.json``.
+
+        Perfetto (ui.perfetto.dev) and chrome://tracing open them. All clocks have one zero, the launch. Beside what
+        torch.profiler saw they hold the rank's spans and calls; of a rank that was killed only these.
+        Raises ``ValueError`` if no rank has a trace.
+        """
+        if not self._all(ev.Trace):
+            raise ValueError("this run has no trace: launch(..., trace=True) makes one, of ranks that are not killed")
+        files = timeline.chrome_events(self.events, self.world_size)
+        named = {f"rank{rank}.json": file for rank, file in enumerate(files)} | {"ranks.json": [*chain(*files)]}
+        os.makedirs(folder, exist_ok=True)
+        for name, file in named.items():
+            text = json.dumps({"traceEvents": file, "displayTimeUnit": "ms"}, separators=(",", ":"))
+            (Path(folder) / name).write_text(text, encoding="utf-8")
+
     def _all(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
@@ -210,6 +236,8 @@ def _to_record(event: ev.Event) -> dict[str, Any]:
             record["value"] = _to_json(event.value)
         except RecursionError:  # a value that holds itself
             record["value"] = _as_text(event.value)
+    if isinstance(event, ev.Trace):
+        record["packed"] = base64.b64encode(event.packed).decode()
     if isinstance(record.get("where"), ev.Where):
         record["where"] = dataclasses.asdict(record["where"])
     return {"event": type(event).__name__, **record}
@@ -219,6 +247,8 @@ def _from_record(record: dict[str, Any]) -> ev.Event:
     kind = getattr(ev, record.pop("event"))
     if record.get("where"):
         record["where"] = ev.Where(**record["where"])
+    if kind is ev.Trace:
+        record["packed"] = base64.b64decode(record["packed"])
     if kind is ev.Result:
         record["value"] = _from_json(record["value"])
     if record.get("shape"):

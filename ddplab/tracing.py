@@ -7,6 +7,7 @@ is asked where it is.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -19,7 +20,7 @@ from typing import Any
 from ddplab import places
 from ddplab.events import Call, Where
 
-__all__ = ["calls", "install"]
+__all__ = ["buckets", "calls", "install", "note_more", "num_calls"]
 
 # The ranks of a group must make these calls in the same order: they are numbered.
 COLLECTIVES = (
@@ -31,7 +32,8 @@ COLLECTIVES = (
 REDUCTIONS = {name for name in COLLECTIVES if "reduce" in name}
 POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
 SET_UP = ("init_process_group", "new_group", "destroy_process_group", "init_device_mesh")
-RPC = ("init_rpc", "rpc_sync", "shutdown")
+RPC = ("init_rpc", "remote", "rpc_async", "rpc_sync", "shutdown")
+WITHOUT_WAITING = ("irecv", "isend", "remote", "rpc_async")  # these give what can be waited for
 # Methods of torch's own objects, of which only that and where they are called is noted.
 METHODS = ("backward", "DDP(...)")
 MAX_CALLS = 1000
@@ -41,7 +43,10 @@ _NOTHING: Mapping[str, Any] = {}
 class _Note:
     """One call as it is noted while it runs; ``Call`` says what the fields mean."""
 
-    __slots__ = ("begin_s", "caller", "dtype", "end_s", "group", "line", "name", "number", "op", "peer", "shape")
+    __slots__ = (
+        "begin_s", "caller", "dtype", "end_s", "function", "group", "line", "name", "number", "op", "peer", "shape",
+        "since_s", "worker",
+    )  # fmt: skip
 
     def __init__(self, name: str, frame: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] = _NOTHING) -> None:
         self.name = name
@@ -52,6 +57,10 @@ class _Note:
         self.shape, self.dtype = _first_tensor((*args, *kwargs.values())) if args or kwargs else (None, "")
         self.op = _op(args, kwargs) if name in REDUCTIONS else ""
         self.peer = _peer(args, kwargs) if args or kwargs else None
+        self.worker = self.function = ""
+        if name in RPC and (args or kwargs):
+            self.peer, self.worker, self.function = _asked(args, kwargs)
+        self.since_s: float | None = None
         self.end_s: float | None = None
         self.begin_s = time.monotonic()
 
@@ -59,13 +68,16 @@ class _Note:
         """The call as it is told, with times in seconds since the launch."""
         begin_s, end_s = self.begin_s - launched_s, None if self.end_s is None else self.end_s - launched_s
         details = self.name, self.number, self.group, self.shape, self.dtype, self.op, self.peer
-        return Call(rank, begin_s, *details, _where(self), end_s)
+        since_s = None if self.since_s is None else self.since_s - launched_s
+        return Call(rank, begin_s, *details, _where(self), end_s, since_s, self.worker, self.function)
 
 
 _notes: deque[_Note] = deque(maxlen=MAX_CALLS)
 _numbers: dict[str, int] = {}
 _works: weakref.WeakKeyDictionary[Any, _Note] = weakref.WeakKeyDictionary()
 _inside = threading.local()
+_models: weakref.WeakSet[Any] = weakref.WeakSet()
+_buckets: dict[int, tuple[str, str]] | None = None
 
 
 def install() -> None:
@@ -84,6 +96,9 @@ def install() -> None:
             for module in (dist.rpc.api, dist.rpc):
                 if call := getattr(module, name, None):
                     setattr(module, name, _noted(f"rpc.{name}" if name == "shutdown" else name, call))
+        dist.rpc.PyRRef.to_here = _noted_wait(dist.rpc.PyRRef.to_here)  # type: ignore[method-assign]
+        torch._C.Future.wait = _noted_wait(torch._C.Future.wait)  # type: ignore[method-assign]
+        torch.futures.wait_all = _noted_wait(torch.futures.wait_all)
     dist.Work.wait = _noted_wait(dist.Work.wait)  # type: ignore[method-assign]
     DistributedDataParallel.__init__ = _noted("DDP(...)", DistributedDataParallel.__init__)  # type: ignore[method-assign]
     torch.Tensor.backward = _noted("backward", torch.Tensor.backward)  # type: ignore[method-assign]
@@ -105,11 +120,15 @@ def _noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         if is_numbered:
             order = name if name == "backward" else note.group
             note.number = _numbers[order] = _numbers.get(order, 0) + 1
+            if _buckets is not None and name == "backward" and note.number in (1, 3):
+                _note_buckets(_buckets)
         _inside.call = True
         _notes.append(note)
         try:
             given = call(*args, **kwargs)
-            if given is not None and (kwargs.get("async_op") or name in ("isend", "irecv")):
+            if name == "DDP(...)":
+                _models.add(args[0])
+            if given is not None and (kwargs.get("async_op") or name in WITHOUT_WAITING):
                 _works[given] = note
             return given
         finally:
@@ -121,23 +140,54 @@ def _noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _noted_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
-    """``Work.wait``, but noted as the wait for the call that gave the work."""
+    """``Work.wait`` and its like, but noted as the wait for the call that gave the work."""
 
     @functools.wraps(wait)
-    def noted(work: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(_inside, "call", False) or work not in _works:
-            return wait(work, *args, **kwargs)
-        waited = _works[work]
-        note = _Note(f"wait of {waited.name}", sys._getframe(1))
-        note.group, note.number, note.op, note.peer = waited.group, waited.number, waited.op, waited.peer
-        note.shape, note.dtype = waited.shape, waited.dtype
-        _notes.append(note)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        given = args[0] if args else kwargs.get("futures")
+        works = [] if getattr(_inside, "call", False) else given if isinstance(given, list) else [given]
+        notes = [_wait_note(_works[work], sys._getframe(1)) for work in works if work in _works]
+        _notes.extend(notes)
         try:
-            return wait(work, *args, **kwargs)
+            return wait(*args, **kwargs)
         finally:
-            note.end_s = time.monotonic()
+            for note in notes:
+                note.end_s = time.monotonic()
 
     return noted
+
+
+def _wait_note(waited: _Note, frame: Any) -> _Note:
+    note = _Note(f"wait of {waited.name}", frame)
+    note.group, note.number, note.op, note.peer = waited.group, waited.number, waited.op, waited.peer
+    note.shape, note.dtype, note.since_s = waited.shape, waited.dtype, waited.begin_s
+    note.worker, note.function = waited.worker, waited.function
+    return note
+
+
+def note_more() -> None:
+    """Note from now on more calls, and how large the buckets of DDP models are: a trace is told with them."""
+    global _buckets, _notes
+    _buckets, _notes = {}, deque(_notes, 5 * MAX_CALLS)
+
+
+def buckets() -> list[list[list[int]]]:
+    """Of each DDP model the bytes of its buckets: in its first step, and once DDP has cut them anew."""
+    known = list((_buckets or {}).values())
+    return [[[int(size) for size in text.split(",") if text] for text in texts] for texts in known]
+
+
+def _note_buckets(known: dict[int, tuple[str, str]]) -> None:
+    """Ask the models, which know it before the first ``backward``, and for later steps before the third."""
+    for model in list(_models):
+        with contextlib.suppress(Exception):
+            told = model._get_ddp_logging_data()
+            known[id(model)] = told.get("bucket_sizes", ""), told.get("rebuilt_bucket_sizes", "")
+
+
+def num_calls() -> int:
+    """How many calls are noted now."""
+    return len(_notes)
 
 
 def calls(rank: int, launched_s: float) -> tuple[Call, ...]:
@@ -175,6 +225,14 @@ def _op(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     kinds = sys.modules["torch.distributed"].ReduceOp, sys.modules["torch.distributed"].ReduceOp.RedOpType
     op = next((value for value in (kwargs.get("op"), *args) if isinstance(value, kinds)), None)
     return "SUM" if op is None else str(op).rpartition(".")[2]
+
+
+def _asked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int | None, str, str]:
+    """The rank or the name of the worker that an rpc asks, and the name of the function; of init_rpc its own name."""
+    to, function = (*args, None, None)[:2]
+    to, function = kwargs.get("to", kwargs.get("name", to)), kwargs.get("func", function)
+    peer, worker, name = getattr(to, "id", to), getattr(to, "name", to), getattr(function, "__name__", "")
+    return peer if type(peer) is int else None, worker if type(worker) is str else "", str(name)
 
 
 def _peer(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from socket import socket
 from typing import Any
 
-from ddplab import places, processes, rendezvous, shipping, telling, tracing
+from ddplab import places, processes, profiling, rendezvous, shipping, telling, tracing
 from ddplab.errors import ShippingError
 from ddplab.events import Began, Decoder, Failed, Located, Made, Result, Started, Written
 
@@ -39,6 +39,7 @@ class Order:
     seed: int | None
     threads: int
     launched_s: float
+    trace: bool = False
     port: int = 0
 
 
@@ -52,12 +53,14 @@ def main(_index: int, rank: int, link: socket, alive: socket, pipes: dict[str, C
     threading.Thread(target=listen, args=(link, told), name="ddplab-listen", daemon=True).start()
     told.tell(Started, os.getpid())
 
-    during = "init"
+    during, trace = "init", None
     try:
         settle(rank, order)
         tracing.install()
         fn, args = shipping.unpack(order.packed)
         join_group(rank, order)
+        if order.trace:
+            trace = profiling.Profile(told, with_cuda=order.backend == "nccl")
         told.tell(Began)
         during = "function"
         value = fn(*args)
@@ -65,6 +68,8 @@ def main(_index: int, rank: int, link: socket, alive: socket, pipes: dict[str, C
             leave(0, lambda: None)
         during = "result"
         packed = shipping.pack_result(value)
+        if trace:
+            trace.finish()
         tell_calls(told)
         told.tell(Result, packed)
     except BaseException as error:
@@ -73,7 +78,9 @@ def main(_index: int, rank: int, link: socket, alive: socket, pipes: dict[str, C
             sys.excepthook(type(error), error, error.__traceback__)
             leave(1, lambda: None)
         tell_calls(told)
-        told.tell(failed, error, during)
+        told.tell(failed, error, during)  # before the trace, which takes its time: failures are ordered by theirs
+        if trace:
+            trace.finish()
         leave(1, finish)
     with contextlib.suppress(Exception):  # the result is told: what goes wrong from here does not undo it
         leave_group()

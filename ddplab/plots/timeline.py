@@ -150,7 +150,7 @@ def timeline(
 
 
 def _lane(ax: Axes, rank: int, rows: Sequence[Row], drawn: Window, is_high: bool) -> None:
-    """What one rank did, with labels in a lane that is high enough; waiting is drawn over backward, in which it lies."""
+    """What one rank did, with labels where the lane is high enough; waiting lies over backward, of which it is part."""
     levels = _levels([row for row in rows if row.kind == "communication"])
     for kind, (colour, hatch, offset, height) in KINDS.items():
         mine = [row for row in rows if row.kind == kind]
