@@ -23,7 +23,10 @@ MAX_S = 10.0
 MAX_CALLS = 1_000
 # Of torch.profiler's file: some 100,000 operations. When it stops, each takes 3 us, and 1 kB more than the 0.5 before.
 MAX_JSON_BYTES = 30_000_000
-MAX_GROWN_BYTES = 60_000_000  # what so many take until then: nothing else tells how many there are
+# What at least so many take until then; nothing else tells how many there are. The first steps of a small model take
+# half of that: then it is looked how many there were, which leaves a gap, and the profile goes on.
+MAX_GROWN_BYTES = 120_000_000
+MAX_EVENTS = 150_000  # that are told
 MAX_PACKED_BYTES = 20_000_000
 CHECK_S = 0.05
 GPU_CATEGORIES = {"gpu_memcpy", "gpu_memset", "gpu_user_annotation", "kernel"}
@@ -209,6 +212,7 @@ def _cut_down(event: dict[str, Any], main_tid: int) -> dict[str, Any] | None:
 
 def pack(events: list[dict[str, Any]], buckets: Sequence[Sequence[Sequence[int]]] = ()) -> bytes:
     """The content of a ``Trace``; only its first events, if there are too many."""
+    events = events[:MAX_EVENTS]
     while True:
         text = json.dumps({"events": events, "buckets": buckets}, separators=(",", ":"))
         if len(packed := gzip.compress(text.encode(), 3)) <= MAX_PACKED_BYTES:

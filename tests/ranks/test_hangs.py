@@ -316,3 +316,19 @@ def test_noting_calls_changes_nothing() -> None:
     assert run.results == [([2.0, 2.0], "all_reduce", run.results[0][2])] * 2
     mine = [(call.name, call.number, call.group) for call in run.collectives if call.rank == 0 and call.number]
     assert mine == [("all_reduce", 1, ""), ("broadcast", 1, "0, 1"), ("all_reduce", 2, "")]
+
+
+def test_batched_sends_work_as_without_ddplab() -> None:
+    """Was a bug: ``P2POp`` compares isend and irecv by identity, and they had become two functions each."""
+
+    def exchange() -> float:
+        peer = 1 - dist.get_rank()
+        mine, theirs = torch.full((2,), float(dist.get_rank())), torch.zeros(2)
+        ops = [dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, theirs, peer)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        return theirs.sum().item()
+
+    run = launch(exchange, world_size=2, backend="gloo", view="quiet", timeout_s=20)
+    assert run.results == [2.0, 0.0]
+    assert {call.name for call in run.collectives} >= {"batch_isend_irecv"}

@@ -22,6 +22,11 @@ from ddplab.rendezvous import open_store
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "01_process_groups.ipynb"
 KEYS = [f"default_pg/0//cpu//0/{rank}" for rank in range(2)]
 MAX_TRIES = 8
+TELL = """
+import os, sys
+told = [os.environ["OMP_NUM_THREADS"], "LOCAL_RANK" in os.environ, sys.argv[1:]]
+os.write(1, f"{told}\\n".encode())  # in one piece: two ranks write at once
+"""
 Init: TypeAlias = Callable[[int, str], None]
 
 
@@ -50,8 +55,8 @@ def test_the_script_of_the_lesson_runs_under_torchrun(tmp_path: Path) -> None:
 def test_torchrun_gives_one_thread_and_no_argument(tmp_path: Path) -> None:
     """Each rank has OMP_NUM_THREADS=1, and learns its local rank from the environment only."""
     file = tmp_path / "told.py"
-    file.write_text('import os, sys; print(os.environ["OMP_NUM_THREADS"], "LOCAL_RANK" in os.environ, sys.argv[1:])')
-    assert torchrun(file) == ["1 True []"] * 2
+    file.write_text(TELL)
+    assert torchrun(file) == ["['1', True, []]"] * 2
 
 
 # Meeting ----------------------------------------------------------------------------------------------

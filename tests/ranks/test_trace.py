@@ -155,7 +155,7 @@ def test_a_loop_of_tiny_operations_stays_in_bounds() -> None:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 
     run = traced(loop, world_size=1)
-    assert run.results[0] < 1_000_000  # kilobytes
+    assert run.results[0] < 1_400_000  # kilobytes
     assert ranks_with_trace(run) == {0}
 
 

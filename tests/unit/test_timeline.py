@@ -269,7 +269,11 @@ def test_what_torch_writes_is_made_small_and_dated_from_the_launch() -> None:
 
 
 def test_a_packed_trace_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of too many events the first are kept."""
+    """Of too many events the first are kept, and fewer of them if these take too many bytes."""
+    monkeypatch.setattr(profiling, "MAX_EVENTS", 3)
+    few = profiling.pack([op("x", number, number + 1) for number in range(9)])
+    assert [event["ts"] for event in timeline._Trace(Trace(0, 0.0, few)).events] == [0.0, 1e3, 2e3]
+    monkeypatch.setattr(profiling, "MAX_EVENTS", 1_000)
     monkeypatch.setattr(profiling, "MAX_PACKED_BYTES", 2_000)
     packed = profiling.pack([op(f"operation {number * 7919 % 10_007}", number, number + 1) for number in range(1_000)])
     assert len(packed) <= 2_000
