@@ -87,6 +87,8 @@ def _of_rank(rank: int, events: Sequence[ev.Event], timeout_s: float) -> Failure
         # What a rank says after it was stopped is the noise of the end.
         if event.rank == rank and not (isinstance(event, ev.Failed) and ev.Stopped in mine):
             mine.setdefault(type(event), event)
+            if isinstance(event, ev.Located) and event.where:  # the answer may come after the launcher gave up on it
+                mine[ev.Located] = event
     failed, stopped, exited = mine.get(ev.Failed), mine.get(ev.Stopped), mine.get(ev.Exited)
     exitcode = exited.exitcode if exited and not stopped else None
     name = _signal_name(exitcode)

@@ -58,6 +58,7 @@ class Job:
         self._order = order
         self._ranks: list[_Rank] = []
         self._transcript = Transcript()
+        self._results: dict[int, ev.Event] = {}  # by rank, unpacked
         self._batch: list[ev.Event] = []
         # Bounded: when the screen is slow, the pipes fill and the ranks wait; memory does not grow.
         self._queue: queue.Queue[list[ev.Event] | None] = queue.Queue(maxsize=64)
@@ -97,12 +98,22 @@ class Job:
             self.thread.join(0.1)
             self._unstick()
 
+    def unpack(self) -> None:
+        """Make the values of the ranks again, once the job has ended. That may take long, and may be interrupted."""
+        for event in self._transcript.events():
+            if isinstance(event, ev.Result):
+                self._results[event.rank] = _unpacked(event)
+
     def finished_run(self, before: Before) -> Run:
         """The run, once the job has ended; ``before`` is this process as it was when it was made."""
-        events, file = self._transcript.events(), self._transcript.file
+        events, file = list(self._transcript.events()), self._transcript.file
+        for place, event in enumerate(events):
+            if isinstance(event, ev.Result):
+                events[place] = self._results.get(event.rank, ev.Stopped(event.rank, event.time_s, "interrupt"))
         made = [event.path for event in events if isinstance(event, ev.Made)]
+        pids = [event.pid for event in events if isinstance(event, ev.Started)]
         path = file.path if file else None
-        run = Run(self._spec, events, self._elapsed_s, before.receipt(made, self.ended), path)
+        run = Run(self._spec, tuple(events), self._elapsed_s, before.receipt(made, pids, self.ended), path)
         if path:
             weakref.finalize(run, path.unlink, missing_ok=True)
         return run
@@ -207,13 +218,15 @@ class Job:
         deadline = time.monotonic() + limit_s
         while not done():
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or (heed_interrupt and self._abandoned):
+            if heed_interrupt and self._abandoned:
                 return False
-            ready, self._num_calm = self._selector.select(left_s), 0
+            ready, self._num_calm = self._selector.select(max(0.0, left_s)), 0
             for key, mask in ready:
                 if key.fileobj in self._selector.get_map():  # an earlier one may have ended the rank
                     key.data(mask)
             self._flush()
+            if left_s <= 0:  # what had come in time was still taken in
+                return done()
             if ready and self._num_calm == len(ready):
                 time.sleep(min(COALESCE_S, left_s))
         return True
@@ -291,8 +304,6 @@ class Job:
             return None
         if isinstance(event, ev.Written):
             return self._write_down(rank, event.stream, rank.lines[event.stream].feed(event.data))
-        if isinstance(event, ev.Result):
-            event = _unpacked(event)
         rank.started |= isinstance(event, ev.Started)
         rank.returned |= isinstance(event, ev.Result)
         rank.located |= isinstance(event, ev.Located)
@@ -360,6 +371,8 @@ def _unpacked(event: ev.Result) -> ev.Event:
     """The event with its value; or why the value, which left its rank, could not be made again here."""
     try:
         return dataclasses.replace(event, value=shipping.unpack_result(event.value))
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:  # a value may run anything while it is made: also sys.exit
         text = f"the value was sent, but could not be made again in the notebook: {type(error).__name__}: {error}"
         return ev.Failed(event.rank, event.time_s, "ShippingError", text, text, None, "result")

@@ -111,6 +111,7 @@ def launch(
             seed=spec.seed,
             threads=spec.threads,
             launched_s=time.monotonic(),
+            launcher=os.getpid(),
             trace=_check_yes("trace", trace),
         )
     except (TypeError, ValueError) as error:
@@ -129,12 +130,20 @@ def _watch(spec: Spec, order: worker.Order, screen: views.View) -> Run:
     before = Before()
     job = Job(spec, order)
     pressed = threading.Event()
+    unpacking = False
 
     def stop() -> None:
         pressed.set()
         job.abandon()
 
-    with _held_interrupts(job.abandon) as interrupts:
+    def interrupt() -> None:
+        nonlocal unpacking
+        job.abandon()
+        if unpacking:  # which runs what the value's class wants, for as long as that takes
+            unpacking = False
+            raise KeyboardInterrupt
+
+    with _held_interrupts(interrupt) as interrupts:
         try:
             job.thread.start()
             screen.start(stop)
@@ -143,6 +152,12 @@ def _watch(spec: Spec, order: worker.Order, screen: views.View) -> Run:
         finally:
             job.abandon()  # does nothing to a job that has ended
             job.join()
+            try:
+                unpacking = True
+                job.unpack()
+                unpacking = False
+            except KeyboardInterrupt:
+                pass
             run = job.finished_run(before)
             screen.close()
         screen.finish(run)

@@ -29,7 +29,8 @@ from ddplab import leftovers
 
 __all__ = [
     "RankProcess", "end_group", "end_strays", "forget_children", "give_up_server", "hold_interrupts", "lead_group",
-    "prepare", "pump", "redirect", "server_is_stopped", "strays", "use_own_children", "warm",
+    "prepare", "pump", "redirect", "server_is_stopped", "shared_memory_prefixes", "strays", "use_own_children",
+    "warm",
 ]  # fmt: skip
 
 PRELOAD = ["ddplab.preload"]
@@ -78,6 +79,16 @@ def _track() -> None:
 def server_is_stopped() -> bool:
     """Whether the forkserver is there but stopped, as by SIGSTOP."""
     return _state(_server_pid())[0] in ("T", "t")
+
+
+def shared_memory_prefixes(launcher: int | None = None) -> tuple[str, str]:
+    """How the semaphores and the blocks of shared memory are named that ranks of this process make.
+
+    >>> shared_memory_prefixes(71)
+    ('sem.ddplab71-', 'dl71_')
+    """
+    launcher = launcher or os.getpid()
+    return f"sem.ddplab{launcher}-", f"dl{launcher}_"  # of a block, Python leaves 13 letters for the whole name
 
 
 def give_up_server() -> None:
@@ -317,12 +328,18 @@ def end_group() -> None:
     os._exit(1)
 
 
-def use_own_children() -> None:
+def use_own_children(launcher: int) -> None:
     """Let children of this rank belong to it, started as they would be in a plain Python process.
 
     A rank inherits its own start method as the default for its children, and the launcher's
-    forkserver, whose children would outlive the rank.
+    forkserver, whose children would outlive the rank. What it makes in shared memory is named after the launcher,
+    which can then tell what is left of it.
     """
+    import multiprocessing.shared_memory as shared_memory
+
+    semaphores, blocks = shared_memory_prefixes(launcher)
+    multiprocessing.current_process()._config["semprefix"] = "/" + semaphores.removeprefix("sem.").rstrip("-")  # type: ignore[attr-defined]
+    shared_memory._SHM_NAME_PREFIX = "/" + blocks  # type: ignore[attr-defined]
     if sys.platform == "linux":
         multiprocessing.set_start_method("fork", force=True)
     server: Any = forkserver._forkserver

@@ -33,7 +33,8 @@ class Receipt:
     """What is left after a launch; each field but the last two is empty if nothing is.
 
     ``processes``: of ranks and all that they had started. ``sockets``: addresses on which this process listens.
-    ``files``: temporary files that ranks made through ``tempfile``, and shared memory that nobody uses.
+    ``files``: temporary files that ranks made through ``tempfile``, and unused shared memory of theirs, if
+    multiprocessing or torch named it.
     ``descriptors`` and ``threads``: of this process, that were not there before. ``changed``: what is not as it
     was in this process. ``ended``: processes that outlived their rank, which the launcher has ended.
     ``overlapped``: another launch ran meanwhile, so that sockets, descriptors, threads and shared memory could
@@ -89,24 +90,29 @@ class Before:
         self._counted = _counted()
         self._shared_memory = _listed(SHARED_MEMORY)
 
-    def receipt(self, made: Iterable[str], ended: Iterable[str]) -> Receipt:
-        """What is left now. ``made`` are the temporary files that ranks told of, ``ended`` what was ended."""
+    def receipt(self, made: Iterable[str], pids: Iterable[int], ended: Iterable[str]) -> Receipt:
+        """What is left now.
+
+        ``made`` are the temporary files that ranks told of, ``pids`` their process ids, ``ended`` what was ended.
+        """
         with Before._lock:
             Before._running -= 1
             overlapped = self._overlapped or Before._launches > self._launch
         deadline = time.monotonic() + SETTLE_S
         files = tuple(path for path in made if os.path.lexists(path))
-        while not (found := self._compare(overlapped)).clean and time.monotonic() < deadline:
+        names = (*processes.shared_memory_prefixes(), *(f"torch_{pid}_" for pid in pids))
+        while not (found := self._compare(overlapped, names)).clean and time.monotonic() < deadline:
             time.sleep(0.02)  # no event tells that a thread has ended
         return dataclasses.replace(found, files=files + found.files, ended=tuple(ended))
 
-    def _compare(self, overlapped: bool) -> Receipt:
+    def _compare(self, overlapped: bool, names: tuple[str, ...]) -> Receipt:
         after = _state()
         changed = tuple(name for name, value in self._state.items() if after[name] != value)
         if overlapped:
             return Receipt(changed=changed, overlapped=True)
         grown = {name: _grown(self._counted[name], found) for name, found in _counted().items()}
-        unused = tuple(_unused(_listed(SHARED_MEMORY) - self._shared_memory))
+        came = _listed(SHARED_MEMORY) - self._shared_memory
+        unused = tuple(_unused(name for name in came if name.startswith(names)))
         left = tuple(str(one) for one in processes.strays())
         return Receipt(left, grown["sockets"], unused, grown["descriptors"], grown["threads"], changed)
 
@@ -151,11 +157,14 @@ def _listening(descriptors: Mapping[str, str]) -> dict[str, str]:
     """The addresses on which this process listens, by descriptor. Asked of each: Linux's own list takes 20 ms."""
     found = {}
     for number, target in descriptors.items():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             if target.startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(number))) as one:
-                    if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        found[target] = str(one.getsockname())
+                copy = os.dup(int(number))  # another thread may have closed the number, and opened something else
+                stack.callback(os.close, copy)
+                one = socket.socket(fileno=copy)
+                stack.callback(one.detach)
+                if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found[target] = str(one.getsockname())
     return found
 
 

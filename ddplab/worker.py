@@ -39,6 +39,7 @@ class Order:
     seed: int | None
     threads: int
     launched_s: float
+    launcher: int
     trace: bool = False
     port: int = 0
 
@@ -121,7 +122,7 @@ def settle(rank: int, order: Order) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    processes.use_own_children()
+    processes.use_own_children(order.launcher)
     shipping.let_workers_ship()
     tell_temporary_files()
 

@@ -151,18 +151,35 @@ def test_a_killed_rank_leaves_no_folder_of_multiprocessing(start_method: str) ->
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")
-def test_shared_memory_that_nobody_uses_is_named() -> None:
-    """A block that a killed rank made takes memory until somebody removes it."""
+def test_shared_memory_that_nobody_uses_is_named_and_that_of_others_is_not() -> None:
+    """A block that a killed rank made takes memory until somebody removes it. What others make is theirs."""
+    others = shared_memory.SharedMemory(create=True, size=100)
 
     def make() -> None:
         block = shared_memory.SharedMemory(create=True, size=100)
         print(block.name)
+        shared_memory.SharedMemory(name="ddplab-test-other", create=True, size=100)
         os.kill(os.getpid(), signal.SIGKILL)
 
     run = quiet(make, world_size=1)
+    others.close()
+    others.unlink()
     path = f"/dev/shm/{run.output(0).splitlines()[0]}"
     assert receipt_of(run).files == (path,)
     os.unlink(path)
+    os.unlink("/dev/shm/ddplab-test-other")
+
+
+def test_looking_for_listening_sockets_leaves_no_descriptor_of_another_thread() -> None:
+    """Was a bug: a number that another thread gave to something else meanwhile was copied, and stayed open."""
+    from ddplab import receipt
+
+    here, there = os.pipe()
+    before = len(os.listdir("/proc/self/fd"))
+    assert receipt._listening({str(here): "socket:[1]", str(there): "socket:[2]"}) == {}
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(here)
+    os.close(there)
 
 
 def test_what_changes_in_the_notebook_is_named() -> None:

@@ -299,3 +299,37 @@ def test_the_forkserver_may_be_killed_between_launches(cell, is_gone):
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | (0 if is_gone else os.WNOHANG))
     assert launch(f, view="quiet", start_method="forkserver").results == [1, 1]
+
+
+class Lasting:
+    """Takes its time to be made again."""
+
+    def __reduce__(self):
+        return time.sleep, (30,)
+
+
+def test_a_value_that_takes_long_to_be_made_again_can_be_interrupted():
+    """Was a bug: it was made in the thread of the job, beyond every time-out and interrupt."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell in the background has set aside
+    timer = threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        launch(Lasting, world_size=2, backend=None, view="quiet")
+    timer.join()
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+    assert time.monotonic() - began < 10
+    run = vars(caught.value)["run"]
+    assert [(failure.rank, failure.type) for failure in run.failures] == [(0, "Interrupted"), (1, "Interrupted")]
+    assert run.receipt.clean
+
+
+def test_a_value_that_takes_long_to_be_made_again_does_not_count_against_the_time_out():
+    """The ranks were in time; what follows is the notebook's own work."""
+
+    class Slow:
+        def __reduce__(self):
+            return time.sleep, (1.5,)
+
+    run = launch(Slow, world_size=1, backend=None, view="quiet", timeout_s=1)
+    assert run.results == [None]

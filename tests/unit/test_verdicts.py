@@ -228,3 +228,10 @@ def test_after_the_time_out_of_a_group_the_late_rank_is_sought() -> None:
     assert "find the rank that came late" in next_step(timed_out, gone_peer(1, 0.6))
     assert "find the rank that came late" in next_step(timed_out, *waiting(1, 1.6, "failure"))
     assert "find the rank that ended or returned early" in next_step(gone_peer(0, 0.6), gone_peer(1, 0.6))
+
+
+def test_an_answer_that_came_late_is_better_than_none() -> None:
+    """Was a bug: the rank had said where it was, but the launcher had just written down that it did not answer."""
+    late = ev.Located(0, 2.1, ev.Where("cell In[1]", 4, "f", "loop()"))
+    run = run_of(ev.Located(0, 2.0, None, "it computes"), late, ev.Stopped(0, 2.2, "timeout"), world_size=1)
+    assert str(run.failures[0].where) == "cell In[1], line 4"
