@@ -142,7 +142,7 @@ def timeline(
         words = "" if drawn.words == "a part" else f" ({drawn.words})"
         ax.set(xlim=drawn[:2], ylim=(run.world_size - 0.5, -0.5), xlabel=f"seconds since the launch{words}")
         _name(ax, run.world_size)
-        _explain(ax, {row.kind for row in rows})
+        _explain(ax, rows)
 
     ranks = f"{run.world_size} rank" + "s" * (run.world_size != 1)
     size = (WIDTH_IN, 1.1 + min(0.75, 9 / run.world_size) * run.world_size)
@@ -201,12 +201,15 @@ def _name(ax: Axes, world_size: int) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _explain(ax: Axes, kinds: set[str]) -> None:
+def _explain(ax: Axes, rows: Sequence[Row]) -> None:
     from matplotlib.patches import Patch
 
-    shown = [kind for kind in KINDS if kind in kinds and kind != "span"]
+    kinds, spans = {row.kind for row in rows}, sorted({row.name for row in rows if row.kind == "span"})
+    words = dict.fromkeys(KINDS, "") | {"span": spans[0] if len(spans) == 1 else "spans"}
     patches = [
-        Patch(facecolor=KINDS[k][0], hatch=KINDS[k][1], edgecolor="#444444", linewidth=0.3, label=k) for k in shown
+        Patch(facecolor=colour, hatch=hatch, edgecolor="#444444", linewidth=0.3, label=words[kind] or kind)
+        for kind, (colour, hatch, *_) in KINDS.items()
+        if kind in kinds
     ]
     ax.legend(handles=patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=7, frameon=False, fontsize="small",
               columnspacing=1.2, handlelength=1.5)  # fmt: skip
