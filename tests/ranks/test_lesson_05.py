@@ -69,6 +69,40 @@ def test_the_script_of_the_lesson_counts_each_image_once(lesson: Lesson, tmp_pat
     assert shown.outputs[0].text.strip() == done.stdout.strip()
 
 
+# The pictures, of which nbval compares nothing ---------------------------------------------------------
+
+
+def test_without_set_epoch_the_order_never_changes(lesson: Lesson) -> None:
+    """The three epochs are equal on each rank; with it, all differ, and the first is the same as without."""
+    epochs = lesson.define("def epochs")["epochs"]
+    without, told = results(epochs, False), results(epochs, True)
+    for same, new in zip(without, told, strict=True):
+        assert same[0] == same[1] == same[2] == new[0]
+        assert len({tuple(order) for order in new}) == 3
+
+
+def test_without_a_sampler_all_ranks_see_all_in_the_same_order(lesson: Lesson) -> None:
+    """For launch gives them the same seed."""
+    first, second = results(lesson.define("def forgotten")["forgotten"])
+    assert first == second
+    assert sorted(first) == list(range(8))
+
+
+def test_without_set_epoch_it_is_always_the_same_sample(lesson: Lesson) -> None:
+    """That comes twice, or never; with it each has its turn."""
+    times_seen = lesson.define("def times_seen")["times_seen"]
+    assert sorted(times_seen(False, False)) == [30] * 8 + [60] * 2
+    assert sorted(times_seen(True, False)) == [0] + [30] * 9
+    assert min(times_seen(False, True)) > 30
+    assert 20 < min(times_seen(True, True)) <= max(times_seen(True, True)) < 30
+
+
+def test_each_worker_reads_the_whole_stream(lesson: Lesson) -> None:
+    """Two of each rank."""
+    namespace = lesson.define("class Stream")
+    assert [sorted(rank) for rank in results(namespace["read"], namespace["Stream"])] == [sorted([*range(8)] * 2)] * 2
+
+
 # What if ----------------------------------------------------------------------------------------------
 
 
