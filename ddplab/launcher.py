@@ -58,7 +58,7 @@ def launch(
     start_method: "spawn", "forkserver" or "auto" (``DDPLAB_START_METHOD``, else the forkserver on Linux).
     env: environment variables for the ranks; a value of None removes one. Variables that libraries
         read when they are loaded (``OMP_NUM_THREADS``) come too late with the forkserver: use ``threads``.
-    seed: given to torch, random and numpy on every rank alike; None seeds nothing.
+    seed: given to torch, random and numpy on every rank alike; None seeds each anew.
     threads: threads of torch per rank; None shares the cores out.
     trace: keep what torch.profiler sees of each rank, for ``run.timeline``, ``plots.timeline`` and
         ``run.save_trace``: of the first 10 seconds of ``fn``, or 1,000 calls, or some 100,000 operations. It ends

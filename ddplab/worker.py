@@ -131,11 +131,10 @@ def settle(rank: int, order: Order) -> None:
 
     dist.set_debug_level_from_env()
     torch.set_num_threads(order.threads)
-    if order.seed is not None:
-        random.seed(order.seed)
-        torch.manual_seed(order.seed)
-        if numpy := sys.modules.get("numpy"):
-            numpy.random.seed(order.seed % 2**32)
+    random.seed(order.seed)  # None: anew from the system, or all forks would have the forkserver's state
+    torch.seed() if order.seed is None else torch.manual_seed(order.seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(None if order.seed is None else order.seed % 2**32)
     if order.backend == "nccl":
         torch.cuda.set_device(rank)
 

@@ -302,3 +302,18 @@ def test_thirty_two_ranks_start_and_finish_on_two_cores() -> None:
         return dist.get_rank(), x.item()
 
     assert launch(total, world_size=32, backend="gloo", view="quiet").results == [(rank, 32.0) for rank in range(32)]
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_without_a_seed_every_rank_draws_its_own_numbers(start_method: str) -> None:
+    """Was a bug: ranks that are forked had the random state of the forkserver, all alike."""
+
+    def draw() -> tuple[float, float, float]:
+        import random
+
+        import numpy
+
+        return torch.rand(1).item(), random.random(), numpy.random.rand()
+
+    runs = [launch(draw, backend=None, seed=None, start_method=start_method, view="quiet").results for _ in range(2)]
+    assert all(len(set(column)) == 4 for column in zip(*runs[0], *runs[1], strict=True))
