@@ -211,7 +211,8 @@ def _advice(first: Failure, failures: Sequence[Failure], others: bool) -> str:
     if first.exitcode is not None and not first.traceback:
         return "let the function return, or raise: os._exit ends a rank without a word."
     if first.role == "root" and first.where:
-        return f"mend {first.where}" + ("; the other ranks only waited for this one." if others else ".")
+        alone = others and len({_alike(failure) for failure in failures if failure.role == "root"}) == 1
+        return f"mend {first.where}" + ("; the other ranks did not fail by themselves." if alone else ".")
     return "read the traceback from its last line upwards."
 
 

@@ -74,7 +74,7 @@ def test_the_report_tells_what_the_others_did_and_what_to_do() -> None:
         "  ValueError: bad",
         "rank 2 lost a peer, and so failed too: RuntimeError in cell In[7], line 5",
         "ranks 0, 3 are at cell In[7], line 9: dist.all_reduce(x), in torch's all_reduce",
-        "next: mend cell In[7], line 3; the other ranks only waited for this one.",
+        "next: mend cell In[7], line 3; the other ranks did not fail by themselves.",
     ]
 
 
