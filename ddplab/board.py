@@ -117,7 +117,7 @@ class _Rank:
             seconds=int(now_s if self.ended_s is None else self.ended_s),
             done=min(1.0, told.done / told.total) if told and told.total else None,
             progress=f"{told.done} of {told.total}" if told and told.total else str(told.done) if told else "",
-            metric=name,
+            metric=printable(name),
             value=f"{series.latest:#.4g}".rstrip(".") if series else "",
             trend=tuple(series.points) + (series.latest,) if series else (),
             line=printable(self.lines[-1].text) if self.lines else "",

@@ -13,10 +13,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from ddplab import events as ev
-from ddplab import processes, rendezvous, shipping, worker
+from ddplab import leftovers, processes, rendezvous, shipping, worker
 from ddplab.capture import LineBuffer, Transcript, is_noise
 from ddplab.receipt import Before
 from ddplab.run import Run, Spec
@@ -26,6 +27,7 @@ __all__ = ["Job"]
 START_LIMIT_S = 120.0  # for all ranks to import torch and report, on a slow machine
 GRACE_S = 1.0  # for the peers of a rank that failed to say what they saw
 EXIT_GRACE_S = 5.0  # for ranks that have returned to close their process group
+TRACE_GRACE_S = 60.0  # and to pack their trace
 ANSWER_S = 0.5  # for a rank to say where it is
 COALESCE_S = 0.01  # between two looks at ranks that only tell numbers: to be woken by each would slow them down
 CHUNK_BYTES = 1 << 18
@@ -111,11 +113,14 @@ class Job:
             if isinstance(event, ev.Result):
                 events[place] = self._results.get(event.rank, ev.Stopped(event.rank, event.time_s, "interrupt"))
         made = [event.path for event in events if isinstance(event, ev.Made)]
+        for name in filter(lambda name: os.path.basename(name).startswith(leftovers.OUTPUT_PREFIX), made):
+            with contextlib.suppress(OSError):  # ddplab's own, of a rank that was killed while it packed its trace
+                os.unlink(name)
         pids = [event.pid for event in events if isinstance(event, ev.Started)]
         path = file.path if file else None
         run = Run(self._spec, tuple(events), self._elapsed_s, before.receipt(made, pids, self.ended), path)
         if path:
-            weakref.finalize(run, path.unlink, missing_ok=True)
+            weakref.finalize(run, _remove, path, os.getpid())
         return run
 
     def _unstick(self) -> None:
@@ -137,7 +142,7 @@ class Job:
             store = rendezvous.open_store()
             self._start(dataclasses.replace(self._order, port=store.port))
             self._stop(self._serve())
-            self._until(lambda: self._every("gone"), EXIT_GRACE_S)
+            self._until(lambda: self._every("gone"), EXIT_GRACE_S + TRACE_GRACE_S * self._order.trace)
         except BaseException as error:
             self.error = error
         finally:
@@ -355,6 +360,12 @@ class Job:
 
     def _now_s(self) -> float:
         return time.monotonic() - self._order.launched_s
+
+
+def _remove(path: Path, owner: int) -> None:
+    """Remove a file of the process ``owner``: a child that it forked may end first."""
+    if os.getpid() == owner:
+        path.unlink(missing_ok=True)
 
 
 def _silent(letter: str, cpu_s: float, cpu_before_s: float) -> str:

@@ -99,7 +99,7 @@ def launch(
             seed=_check_whole("seed", seed, 0),
             threads=_check_whole("threads", threads, 1, 1024) or max(1, machine.num_cores() // world_size),
         )
-        screen = views.choose(view, spec)
+        screen = views.Guarded(views.choose(view, spec))
         order = worker.Order(
             packed=shipping.pack(fn, args),
             world_size=world_size,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import math
+import random
 import sys
 import threading
 import time
@@ -111,6 +112,7 @@ class Panel:
     @classmethod
     def ready(cls) -> bool:
         """Whether the cell comes from a notebook that shows widgets, and can be heard by this kernel while it runs."""
+        state = random.getstate()  # ipykernel draws a tip for its banner when it is asked what it can do
         try:
             import ipywidgets  # noqa: F401
 
@@ -121,6 +123,8 @@ class Panel:
                 return False
         except (AttributeError, ImportError, KeyError):  # another kernel than ipykernel 7, or no ipywidgets
             return False
+        finally:
+            random.setstate(state)
         if cls._made is None or cls._made.is_refused:
             cls._made = cls(kernel)
         return True

@@ -44,11 +44,17 @@ PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # <linux/prctl.h>
 WAITS_FOR_PIPES = POSIX
 # multiprocessing asks after all children when it starts one; two threads at once would lose an exit code.
 _polling = threading.Lock()
+_owner = 0  # the process that has started the forkserver
 _living: set[int] = set()  # the ranks of all launches of this process that have not been joined
 
 
 def warm() -> None:
     """Start the forkserver, which then imports what ranks need while the learner reads. Returns at once."""
+    global _owner
+    if _owner != os.getpid():
+        if _owner:  # this process is a child, forked by one whose forkserver it cannot wait for
+            _forget_server()
+        _owner = os.getpid()
     # The mark is no module: it is passed over, and stands in the command line of the forkserver and of its forks.
     forkserver.set_forkserver_preload([*PRELOAD, leftovers.mark()])
     _track()
@@ -342,9 +348,13 @@ def use_own_children(launcher: int) -> None:
     shared_memory._SHM_NAME_PREFIX = "/" + blocks  # type: ignore[attr-defined]
     if sys.platform == "linux":
         multiprocessing.set_start_method("fork", force=True)
+    _forget_server()
+    forkserver.set_forkserver_preload(["torch", "ddplab.shipping"])
+
+
+def _forget_server() -> None:
     server: Any = forkserver._forkserver
     server._forkserver_address = server._forkserver_pid = None
-    forkserver.set_forkserver_preload(["torch", "ddplab.shipping"])
 
 
 def forget_children() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gzip
-import itertools
 import json
 import os
 import sys
@@ -14,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ddplab import telling, tracing
+from ddplab import leftovers, telling, tracing
 from ddplab.events import Trace
 
 __all__ = ["Profile", "compact", "pack"]
@@ -29,6 +28,7 @@ MAX_GROWN_BYTES = 120_000_000
 MAX_EVENTS = 150_000  # that are told
 MAX_PACKED_BYTES = 20_000_000
 CHECK_S = 0.05
+OTHER_S = 2.0  # for the main thread to stop this profile when another thread starts one
 GPU_CATEGORIES = {"gpu_memcpy", "gpu_memset", "gpu_user_annotation", "kernel"}
 CATEGORIES = {"cpu_op", "user_annotation", *GPU_CATEGORIES}
 GPU_TID = 10**9  # and above: a stream of the GPU
@@ -51,6 +51,8 @@ class Profile:
         self._ended: Any = None
         self._over = False
         self._has_stopped = threading.Event()
+        self._has_ended = threading.Event()
+        self._has_finished = threading.Event()
         self._soon = {name: _PENDING(lambda _, do=do: do()) for name, do in (("go", self._go), ("stop", self._stop))}
         self._thread = threading.Thread(target=self._watch, name="ddplab-trace", daemon=True)
         tracing.note_more()
@@ -62,6 +64,7 @@ class Profile:
         """End the profile, if that has not happened, and wait until it is told."""
         self._over = True
         self._stop()
+        self._has_finished.set()
         self._thread.join()
 
     # In the main thread -----------------------------------------------------------------------------------
@@ -72,7 +75,7 @@ class Profile:
         if not self._over:
             activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self._with_cuda
             self._running = profile(activities=activities, acc_events=False, **_trace_only())
-            self._start(self._running)
+            self._running.start()
         return 0
 
     def _stop(self) -> int:
@@ -85,22 +88,29 @@ class Profile:
             _say(error)
         finally:
             self._has_stopped.set()
+            if self._over:
+                self._has_ended.set()
         return 0
 
     def _give_way(self) -> None:
         """There can be one profiler in a process: end this one when the learner starts another, or forks."""
         from torch._C import _autograd
-        from torch.profiler import profile
+        from torch.autograd.profiler import profile
 
-        self._start = start = profile.start
+        prepare: Any = profile._prepare_trace
 
-        def start_alone(other: Any) -> None:
-            if threading.current_thread() is threading.main_thread():
+        def prepare_alone(other: Any) -> None:
+            if self._running and getattr(self._running, "profiler", None) is not other:
                 self._over = True
-                self._stop()
-            start(other)
+                if threading.current_thread() is threading.main_thread():
+                    self._stop()
+                else:
+                    self._ask("stop")
+                    if not self._has_ended.wait(OTHER_S):
+                        raise RuntimeError("launch(trace=True) profiles this rank already, and cannot be stopped now")
+            prepare(other)
 
-        setattr(profile, "start", start_alone)  # noqa: B010
+        setattr(profile, "_prepare_trace", prepare_alone)  # noqa: B010
         # A child, such as a worker of a DataLoader, would record on and on: nobody stops it there.
         if record := getattr(_autograd, "_enable_record_function", None):
             os.register_at_fork(after_in_child=lambda: self._running and record(False))
@@ -108,9 +118,9 @@ class Profile:
     # In a thread of its own -------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        events: list[dict[str, Any]] = []
+        texts: list[str] = []
         left_bytes = MAX_JSON_BYTES
-        for part in itertools.count():
+        while True:
             full_bytes = _own_bytes() + MAX_GROWN_BYTES
             while not self._has_stopped.wait(CHECK_S) and not self._is_due() and _own_bytes() < full_bytes:
                 pass
@@ -118,13 +128,18 @@ class Profile:
             self._has_stopped.wait()
             text = self._take()
             left_bytes -= len(text)
-            events += compact(text, self._told.rank, self._main_tid, self._zero_ns, part)
+            texts.append(text)
             self._has_stopped.clear()
             if self._over or self._is_due() or left_bytes < 0:
                 break
             self._ask("go")
-        self._told.send(*tracing.calls(self._told.rank, self._told.launched_s))
-        self._told.tell(Trace, pack(events, tracing.buckets()))
+        self._told.send(*tracing.calls(self._told.rank, self._told.launched_s))  # the latest: those of this profile
+        buckets = tracing.buckets()
+        self._has_finished.wait()  # to read them holds Python's lock, for which the learner's code would wait
+        events: list[dict[str, Any]] = []
+        for part, text in enumerate(texts):
+            events += compact(text, self._told.rank, self._main_tid, self._zero_ns, part)
+        self._told.tell(Trace, pack(events, buckets))
 
     def _is_due(self) -> bool:
         return time.monotonic() > self._limit_s or tracing.num_calls() >= MAX_CALLS
@@ -137,11 +152,11 @@ class Profile:
         ended, self._ended = self._ended, None
         try:
             if ended:
-                with tempfile.TemporaryDirectory(prefix="ddplab-") as folder:
-                    path = os.path.join(folder, "trace.json")
-                    ended.export_chrome_trace(path)
-                    with open(path, encoding="utf-8", errors="replace") as file:
-                        return file.read()
+                prefix = f"{leftovers.OUTPUT_PREFIX}{os.environ.get('DDPLAB_LAUNCHER', '')}-"
+                with tempfile.NamedTemporaryFile(prefix=prefix, suffix=".json") as file:
+                    ended.export_chrome_trace(file.name)
+                    with open(file.name, encoding="utf-8", errors="replace") as written:
+                        return written.read()
         except Exception as error:
             _say(error)
         return ""

@@ -177,7 +177,7 @@ def _state() -> dict[str, Any]:
     return {
         "signal handlers": [signal.getsignal(number) for number in handlers],
         "os.environ": dict(os.environ),
-        "working directory": os.getcwd(),
+        "working directory": _folder(),
         "sys.path": list(sys.path),
         "standard streams": (sys.stdin, sys.stdout, sys.stderr),
         "start method of multiprocessing": multiprocessing.get_start_method(allow_none=True),
@@ -188,6 +188,12 @@ def _state() -> dict[str, Any]:
         "torch's grad mode": torch.is_grad_enabled(),
         "torch's process group": dist.is_available() and dist.is_initialized(),
     }
+
+
+def _folder() -> str:
+    with contextlib.suppress(OSError):  # it may be removed meanwhile
+        return os.getcwd()
+    return ""
 
 
 # Files --------------------------------------------------------------------------------------------------

@@ -206,8 +206,8 @@ class Run:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Run:
         """Read a run that was saved. Raises ``ValueError`` for a file that is none."""
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
         try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
             head, *records = map(json.loads, lines)
             if head.pop("ddplab_run") != 1:
                 raise ValueError("written by a newer ddplab")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import sys
 import time
@@ -16,7 +18,7 @@ from ddplab.events import Event, Line, Omitted
 from ddplab.panel import Panel
 from ddplab.run import Run, Spec, prefixed
 
-__all__ = ["View", "choose", "still_text"]
+__all__ = ["Guarded", "View", "choose", "still_text"]
 
 VIEWS = ("auto", "live", "static", "quiet")
 REDRAW_S = 0.1
@@ -26,6 +28,7 @@ START_S = 1.0  # ranks that take longer to start are
 LIVE_LINES = 30
 STILL_LINES = 100
 STILL_WIDTH = 400
+_MOVES = re.compile(r"\x1b(?!\[[\d;]*m)(\[[0-?]*[ -/]*[@-~]?|.?)|[\x00-\x08\x0b-\x1a]")
 
 
 class View:
@@ -45,6 +48,37 @@ class View:
 
     def finish(self, run: Run) -> None:
         """The run is there: show what stays."""
+
+
+class Guarded(View):
+    """A view of which an error ends the showing, and not the run."""
+
+    def __init__(self, view: View) -> None:
+        self._view: View | None = view
+
+    def start(self, stop: Callable[[], None]) -> None:
+        self._try(lambda view: view.start(stop))
+
+    def show(self, events: Iterable[Event]) -> None:
+        self._try(lambda view: view.show(events))
+
+    def close(self) -> None:
+        self._try(lambda view: view.close())
+
+    def finish(self, run: Run) -> None:
+        self._try(lambda view: view.finish(run))
+
+    def _try(self, call: Callable[[View], None]) -> None:
+        view = self._view
+        try:
+            if view:
+                call(view)
+        except Exception as error:
+            self._view = None
+            with contextlib.suppress(Exception):
+                view.close() if view else None
+            with contextlib.suppress(Exception):
+                print(f"ddplab: what the ranks do is not shown: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 class Terminal(View):
@@ -98,7 +132,9 @@ class Redrawn(Live):
         self._block: list[str] = []
 
     def show(self, events: Iterable[Event]) -> None:
-        self._lines += [prefixed(event, self._world_size) for event in events if isinstance(event, Line)]
+        lines = [prefixed(event, self._world_size) for event in events if isinstance(event, Line)]
+        # Colours may pass; what would move the cursor, and with it the block, may not.
+        self._lines += [_MOVES.sub("", line) + "\x1b[0m" * ("\x1b" in line) for line in lines]
         if self._lines and not self._block:
             self._write([])
         super().show(events)
@@ -247,7 +283,10 @@ def choose(asked: str, spec: Spec) -> View:
 
 def _can_redraw() -> bool:
     """Whether what is printed goes to a terminal that can move its cursor."""
-    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    try:
+        return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    except (AttributeError, ValueError):  # something else was put in its place, or it is closed
+        return False
 
 
 def _in_notebook() -> bool:

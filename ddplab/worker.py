@@ -69,8 +69,6 @@ def main(_index: int, rank: int, link: socket, alive: socket, pipes: dict[str, C
             leave(0, lambda: None)
         during = "result"
         packed = shipping.pack_result(value)
-        if trace:
-            trace.finish()
         tell_calls(told)
         told.tell(Result, packed)
     except BaseException as error:
@@ -84,6 +82,8 @@ def main(_index: int, rank: int, link: socket, alive: socket, pipes: dict[str, C
             trace.finish()
         leave(1, finish)
     with contextlib.suppress(Exception):  # the result is told: what goes wrong from here does not undo it
+        if trace:
+            trace.finish()
         leave_group()
     leave(0, finish)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ddplab import Run, launch, log, progress, span
@@ -168,3 +172,102 @@ def test_children_of_a_rank_tell_nothing() -> None:
 
     run = told(work)
     assert (run.results, run.metrics, run.spans) == ([0], (), ())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"total": "training"}, {"total": 1.5}, {"name": ["a"]}],
+    ids=str,
+)
+def test_what_progress_cannot_use_is_refused_in_the_rank(options: dict[str, Any]) -> None:
+    """Was a bug: a title in place of the total, as tqdm takes it, broke what draws the ranks, and so the launch."""
+    failure = told(lambda: list(progress(range(3), **options))).failures[0]
+    assert (failure.type, "progress(" in failure.message) == ("TypeError", True)
+
+
+def test_a_total_may_be_any_whole_number(tmp_path: Path) -> None:
+    """Was a bug: one of NumPy could not be saved."""
+
+    def work() -> None:
+        list(progress(range(3), total=np.int64(3)))
+
+    run = told(work)
+    run.save(tmp_path / "run.jsonl")
+    assert [(e.done, e.total) for e in Run.load(tmp_path / "run.jsonl").events if isinstance(e, Progress)] == [(3, 3)]
+
+
+def test_too_many_names_of_spans_end_no_training() -> None:
+    """Was a bug: span(f"step {i}") raised in step 201."""
+
+    def work() -> str:
+        for step in range(MAX_NAMES + 50):
+            with span(f"step {step}"):
+                pass
+        return "done"
+
+    run = told(work)
+    assert run.results == ["done"]
+    assert [one.name for one in run.spans].count("other spans") == 50
+
+
+def test_a_span_lasts_as_long_as_a_coroutine_or_a_generator_does() -> None:
+    """Was a bug: it ended when the coroutine or generator was made, before anything of it had run."""
+
+    @span("coroutine")
+    async def sleep() -> int:
+        await asyncio.sleep(0.1)
+        return 7
+
+    @span("generator")
+    def numbers() -> Iterator[int]:
+        time.sleep(0.1)
+        yield 1
+
+    run = told(lambda: (asyncio.run(sleep()), list(numbers())))
+    assert run.results == [(7, [1])]
+    assert [(one.name, one.end_s - one.time_s >= 0.1) for one in run.spans] == [
+        ("coroutine", True),
+        ("generator", True),
+    ]
+
+
+def test_one_span_in_two_threads_keeps_their_times_apart() -> None:
+    """Was a bug: whichever thread left first took the beginning of the one that came last."""
+
+    def work() -> None:
+        shared = span("shared")
+
+        def use(before_s: float, inside_s: float) -> None:
+            time.sleep(before_s)
+            with shared:
+                time.sleep(inside_s)
+
+        threads = [threading.Thread(target=use, args=args) for args in ((0.0, 0.4), (0.1, 0.1))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert sorted(round(one.end_s - one.time_s, 1) for one in told(work).spans) == [0.1, 0.4]
+
+
+def test_a_signal_handler_may_log_while_its_thread_does() -> None:
+    """Was a bug: the handler waited for the lock that its own thread held, and the rank said it held the GIL."""
+
+    def work() -> int:
+        calls = []
+
+        def handle(*_: Any) -> None:
+            calls.append(1)
+            log(loss=0.0)
+
+        signal.signal(signal.SIGALRM, handle)
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end:
+            log(loss=1.0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return len(calls)
+
+    run = told(work, timeout_s=20)
+    assert run.results[0] > 10

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -187,3 +188,56 @@ def test_trace_is_checked() -> None:
     """Only yes or no."""
     with pytest.raises(TypeError, match="trace is True or False, not 'yes'"):
         launch(train, trace="yes")  # type: ignore[arg-type]
+
+
+def tiny(number: int, fails: bool = False) -> int:
+    """Many operations, which take their time to be packed."""
+    x = torch.ones(2)
+    for _ in range(number):
+        x = x + 1
+    if fails:
+        raise ValueError("after all")
+    return number
+
+
+def test_a_rank_has_returned_before_its_trace_is_packed() -> None:
+    """Was a bug: ranks that had returned in time timed out, and were found in no line of the learner's."""
+    run = traced(tiny, 40_000, world_size=2, timeout_s=3.0)
+    assert run.results == [40_000] * 2
+    assert ranks_with_trace(run) == {0, 1}
+
+
+def test_ranks_that_raise_have_time_to_pack_their_traces() -> None:
+    """Was a bug: they were ended after five seconds, and left files."""
+    run = traced(tiny, 40_000, True, world_size=4)
+    assert [failure.type for failure in run.failures] == ["ValueError"] * 4
+    assert ranks_with_trace(run) == {0, 1, 2, 3}
+    assert run.receipt is not None
+    assert run.receipt.clean, run.receipt
+
+
+@pytest.mark.parametrize("where", ["main thread", "another thread"])
+def test_a_profiler_of_the_learner_ends_the_trace_and_works(where: str) -> None:
+    """Was a bug: torch.autograd's profiler, or torch.profiler in a thread, ended the rank by SIGSEGV."""
+
+    def use_another() -> int:
+        tiny(100)
+        seen: list[int] = []
+
+        def work() -> None:
+            with torch.autograd.profiler.profile() as profile:
+                tiny(10)
+            seen.append(len(profile.function_events))
+
+        if where == "main thread":
+            work()
+        else:
+            thread = threading.Thread(target=work)
+            thread.start()
+            while thread.is_alive():
+                thread.join(0.05)
+        return seen[0]
+
+    run = traced(use_another, world_size=1)
+    assert run.results[0] > 10
+    assert ranks_with_trace(run) == {0}
