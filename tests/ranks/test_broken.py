@@ -164,3 +164,66 @@ def test_ranks_without_pipes_tell_what_they_wrote_themselves(monkeypatch: pytest
     assert run.results == [5, 5]
     assert run.output(0, "stdout").splitlines() == ["hi", "child", "no end"]
     assert run.output(1, "stderr") == "low"
+
+
+class Tee:
+    """What some loggers put in place of stdout."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def test_a_stdout_that_is_no_file_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Was a bug: it was asked whether it is a terminal, and had no answer."""
+    monkeypatch.setattr(sys, "stdout", tee := Tee())
+    assert quiet(lambda: print("hello"), view="auto", world_size=1).results == [None]
+    assert tee.text == "rank 0 | hello\n"
+
+
+def test_an_error_in_what_is_shown_does_not_lose_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Was a bug: a closed or full stdout raised in the middle of a launch, and its run was gone."""
+
+    class Full(Tee):
+        def write(self, text: str) -> int:
+            raise OSError("no space left")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    run = quiet(lambda: print("hello"), view="static", world_size=1)
+    assert (run.results, run.output(0)) == ([None], "hello")
+    assert "what the ranks do is not shown: OSError: no space left" in capsys.readouterr().err
+
+
+def test_the_working_directory_may_go_while_ranks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Was a bug: the launch raised when it looked whether the directory had changed."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    run = quiet(lambda: os.rmdir(folder) if os.environ["RANK"] == "0" else None)
+    assert run.results == [None, None]
+    assert run.receipt is not None
+    assert run.receipt.changed == ("working directory",)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_of_the_notebook_can_launch_too() -> None:
+    """Was a bug: it asked after its parent's forkserver, which is no child of its own."""
+    quiet(lambda: 1)
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        try:
+            os.write(writing, repr(quiet(lambda: 2).results).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading) as told:
+        assert told.read() == "[2, 2]"
+    os.waitpid(child, 0)
