@@ -94,3 +94,12 @@ def test_only_one_launch_at_a_time_has_the_panel(kernel, button):
     code = "panel = ddplab.panel.Panel\nmine = panel.take('f', 2, print)\nmine is not None, panel.take('g', 2, print)"
     assert kernel.run(code).result["text/plain"] == "(True, None)"
     kernel.run("mine.leave()")
+
+
+def test_asking_for_the_panel_draws_no_random_number(fresh_kernel):
+    """Was a bug: ipykernel draws a tip for its banner when it is asked what it can do, and random went on by one."""
+    code = (
+        "import random\nfrom ddplab import launch\nrandom.seed(0)\nwanted = random.random()\nrandom.seed(0)\n"
+        "launch(print)\nassert random.random() == wanted"
+    )
+    assert fresh_kernel.wait(start(fresh_kernel, code)).error == ""
