@@ -102,8 +102,10 @@ def receive(link: socket) -> Order:
 def listen(link: socket, told: telling.Told) -> None:
     """Answer the launcher, which asks only where the main thread is; end with it."""
     while link.recv(1):
+        # Located first, told last: a call that begins between the two is among the calls that are told.
+        where = places.locate(sys._current_frames().get(threading.main_thread().ident or 0))
         tell_calls(told)
-        told.tell(Located, places.locate(sys._current_frames().get(threading.main_thread().ident or 0)))
+        told.tell(Located, where)
     processes.end_group()
 
 
