@@ -63,7 +63,7 @@ class Job:
         self._results: dict[int, ev.Event] = {}  # by rank, unpacked
         self._batch: list[ev.Event] = []
         # Bounded: when the screen is slow, the pipes fill and the ranks wait; memory does not grow.
-        self._queue: queue.Queue[list[ev.Event] | None] = queue.Queue(maxsize=64)
+        self._queue: queue.Queue[list[ev.Event] | None] = queue.Queue(maxsize=16)
         self.ended: list[str] = []
         self._is_starting = False
         self._num_calm = 0
@@ -278,7 +278,7 @@ class Job:
             told = [event for events in rank.decoder.feed(chunk) for event in events]
             for event in told:
                 self._note(rank, event)
-            self._num_calm += all(isinstance(event, ev.Batch) for event in told)
+            self._num_calm += bool(told) and all(isinstance(event, ev.Batch) for event in told)
         except Exception as error:  # several processes wrote at once, or something that is not in the notebook
             rank.garbled = True
             text = f"what the rank told could not be read: {type(error).__name__}: {error}"

@@ -22,7 +22,7 @@ __all__ = ["Told", "log", "progress", "span", "teller"]
 
 MAX_NAMES = 200  # of metrics and spans of one rank: each is a line in a picture
 OTHER_SPANS = "other spans"
-BATCH_S = 0.01
+BATCH_S = 0.02
 PROGRESS_S = 0.05  # between two that are told
 Item = TypeVar("Item")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -44,7 +44,6 @@ class Told:
         self._names: set[str] = set()
         self._rows: list[tuple[Any, ...]] = []
         self._sent_s = 0.0
-        self._has_rows = threading.Event()
         self._sender: threading.Thread | None = None
 
     def tell(self, kind: Callable[..., Event], *args: Any) -> None:
@@ -66,11 +65,9 @@ class Told:
             self._rows.append((kind, time_s - self.launched_s, *fields))
             if time.monotonic() >= self._sent_s + BATCH_S and not self._is_sending:
                 self._send_rows()
-            elif len(self._rows) == 1 or self._is_sending:
-                self._has_rows.set()
-                if not self._sender:
-                    self._sender = threading.Thread(target=self._send_late, name="ddplab-send", daemon=True)
-                    self._sender.start()
+            elif not self._sender:
+                self._sender = threading.Thread(target=self._send_late, name="ddplab-send", daemon=True)
+                self._sender.start()
 
     def _send_rows(self) -> None:
         if self._rows:
@@ -89,11 +86,11 @@ class Told:
 
     def _send_late(self) -> None:
         """Send what nothing else has sent in time."""
-        while self._has_rows.wait():
-            self._has_rows.clear()
-            time.sleep(BATCH_S)  # which is the point: others come meanwhile
-            with self._lock:
-                self._send_rows()
+        while True:
+            time.sleep(BATCH_S)  # not woken by each row: that would cost the learner's thread more than the row itself
+            if self._rows:
+                with self._lock:
+                    self._send_rows()
 
     def knows(self, name: str) -> bool:
         """Whether this name is not one too many."""
