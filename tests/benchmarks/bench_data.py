@@ -76,13 +76,11 @@ def compare_lines() -> None:
     before = peak_bytes()
     sunk = max(launch(print_lines, "/dev/null", world_size=RANKS, backend=None, view="quiet").results)
     run = launch(print_lines, None, world_size=RANKS, backend=None, view="quiet")
-    told = max(run.results)
+    told, grown = max(run.results), peak_bytes() - before
     assert run.output_file is not None
     assert run.output_file.read_text().count("\n") == RANKS * NUM_LINES
     print(f"{RANKS} x {NUM_LINES:,} lines: {told:.2f} s, {told / sunk:.1f} times as long as into /dev/null")
-    print(
-        f"the launcher grew by {(peak_bytes() - before) / 1e6:.0f} MB, its file has {run.output_file.stat().st_size / 1e6:.0f} MB"
-    )
+    print(f"the launcher grew by {grown / 1e6:.0f} MB, its file has {run.output_file.stat().st_size / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":
