@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ddplab.plots.picture import Picture, panels, rank_style, tidy
+from ddplab.plots.picture import Picture, literal, panels, rank_style, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,7 +85,7 @@ def _paint_lines(ax: Axes, name: str, points: Points) -> None:
         ax.plot(*zip(*line, strict=True), label=label, linewidth=1, alpha=0.8, **rank_style(rank))
     if len(points) > 1 and (middle := mean(points)):
         ax.plot(*zip(*middle, strict=True), color="black", linewidth=2.2, label=f"mean of {len(points)} ranks")
-    ax.set(xlabel="step", ylabel=name)
+    ax.set(xlabel="step", ylabel=literal(name))
     tidy(ax, grid=True)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-__all__ = ["Picture", "draw", "in_byte_ticks", "panels", "rank_style", "tidy"]
+__all__ = ["Picture", "draw", "in_byte_ticks", "literal", "panels", "rank_style", "tidy"]
 
 # Okabe and Ito's palette (2008), which the colour-blind can tell apart; line styles tell ranks apart in grey.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#7F6F00", "#555555")
@@ -105,6 +105,15 @@ def _split(ax: Axes, shape: tuple[int, int]) -> list[Axes]:
     ax.set_axis_off()
     grid = place.subgridspec(*shape)
     return [ax.figure.add_subplot(grid[row, column]) for row in range(shape[0]) for column in range(shape[1])]
+
+
+def literal(name: str) -> str:
+    """A learner's name as matplotlib shows it letter by letter: between two dollar signs it would read TeX.
+
+    >>> literal("$loss$")
+    '\\\\$loss\\\\$'
+    """
+    return name.replace("$", r"\$")
 
 
 def tidy(ax: Axes, grid: bool = False) -> None:

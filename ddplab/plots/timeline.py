@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddplab import events as ev
-from ddplab.plots.picture import Picture, draw, rank_style
+from ddplab.plots.picture import Picture, draw, literal, rank_style
 from ddplab.timeline import Row, Straggler, stragglers
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _label(ax: Axes, row: Row, y: float, drawn: Window) -> None:
     """The name of a span, or the size of what is on its way, where there is room for it."""
     size = row.num_bytes or 0
     text = f"{size / 1e6:.3g} MB" if size >= 1e5 else f"{size / 1e3:.3g} kB" if size else ""
-    text = row.name if row.kind == "span" else text
+    text = literal(row.name) if row.kind == "span" else text
     width_in = ax.get_figure().get_figwidth() * ax.get_position().width  # type: ignore[union-attr]
     if text and (row.end_s - row.begin_s) / (drawn.end_s - drawn.begin_s) * width_in > CHARACTER_IN * len(text):
         colour = "black" if row.kind == "span" else "white"
@@ -205,7 +205,7 @@ def _explain(ax: Axes, rows: Sequence[Row]) -> None:
     from matplotlib.patches import Patch
 
     kinds, spans = {row.kind for row in rows}, sorted({row.name for row in rows if row.kind == "span"})
-    words = dict.fromkeys(KINDS, "") | {"span": spans[0] if len(spans) == 1 else "spans"}
+    words = dict.fromkeys(KINDS, "") | {"span": literal(spans[0]) if len(spans) == 1 else "spans"}
     patches = [
         Patch(facecolor=colour, hatch=hatch, edgecolor="#444444", linewidth=0.3, label=words[kind] or kind)
         for kind, (colour, hatch, *_) in KINDS.items()

@@ -55,3 +55,10 @@ def test_ranks_look_different_in_colour_and_in_grey() -> None:
     looks = [tuple(plots.rank_style(rank).values()) for rank in range(16)]
     assert len(set(looks)) == 16
     assert all(a[1] != b[1] for a, b in zip(looks, looks[1:], strict=False))
+
+
+def test_a_name_between_dollar_signs_is_drawn_as_it_is() -> None:
+    """Was a bug: matplotlib took it for TeX, and raised when the picture was shown."""
+    picture = plots.metrics(run_of(Metric(0, 0.1, 0, r"$\frac$", 1.0), world_size=1), r"$\frac$")
+    assert picture is not None
+    assert picture._repr_mimebundle_()["image/png"].startswith(b"\x89PNG")
