@@ -64,10 +64,12 @@ class Board:
                 mine.progress = event
             elif mine.ended_s is not None:  # what comes after the end is the noise of the end
                 continue
-            elif isinstance(event, ev.Located):
-                mine.state = f"waiting in {event.where.call}" if event.where and event.where.call else mine.state
+            elif isinstance(event, ev.Waits):
+                mine.waits = event.state
+            elif isinstance(event, ev.Located) and event.where and event.where.call:
+                mine.waits = mine.waits or f"waits in {event.where.call}"
             elif kind in STATES:
-                mine.state = STATES[kind]
+                mine.state, mine.waits = STATES[kind], ""
                 mine.ended_s = None if kind is ev.Began else event.time_s
                 self.began = True
 
@@ -102,6 +104,7 @@ class _Series:
 @dataclass
 class _Rank:
     state: str = "starting"
+    waits: str = ""
     ended_s: float | None = None
     progress: ev.Progress | None = None
     series: dict[str, _Series] = field(default_factory=dict)
@@ -113,7 +116,7 @@ class _Rank:
         told = self.progress
         return Row(
             rank=rank,
-            state=self.state,
+            state=self.waits or self.state,
             seconds=int(now_s if self.ended_s is None else self.ended_s),
             done=min(1.0, told.done / told.total) if told and told.total else None,
             progress=f"{told.done} of {told.total}" if told and told.total else str(told.done) if told else "",

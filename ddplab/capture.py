@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ddplab import leftovers
-from ddplab.events import Event, Line, Metric, Omitted, Progress, Span
+from ddplab.events import Event, Line, Metric, Omitted, Progress, Span, Waits
 
 __all__ = ["LineBuffer", "OutputFile", "Transcript", "is_noise"]
 
@@ -119,7 +119,7 @@ class Transcript:
                 self._spans.setdefault(event.rank, deque(maxlen=MAX_POINTS)).append((self._arrived, event))
             elif isinstance(event, Progress):
                 self._progress[event.rank, event.name] = (self._arrived, event)
-            else:
+            elif not isinstance(event, Waits):  # which is of the moment
                 self._events.append((self._arrived, event))
         self._file_before += lines if not self.file else ()
         if not self.file and any(number > MAX_LINES for number in self._num_lines.values()):

@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = [
     "Batch", "Began", "Call", "Decoder", "Event", "Exited", "Failed", "Line", "Located", "Made", "Metric", "Omitted",
-    "Progress", "Result", "Span", "Started", "Stopped", "Trace", "Where", "Written", "encode",
+    "Progress", "Result", "Span", "Started", "Stopped", "Trace", "Waits", "Where", "Written", "encode",
 ]  # fmt: skip
 
 
@@ -185,6 +185,13 @@ class Located(Event):
 
     where: Where | None
     state: str = ""
+
+
+@dataclass(frozen=True)
+class Waits(Event):
+    """The rank is in a call for a while already; ``state`` says so, and is "" when it no longer is. Shown, not kept."""
+
+    state: str
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ddplab.events import Line
 __all__ = ["Panel", "to_html"]
 
 SUBSHELL_S = 0.5  # for JupyterLab to ask for a subshell
-WIDTHS = ("44px", "120px", "155px", "100px", "68px", "80px", "auto", "52px")
+WIDTHS = ("44px", "195px", "135px", "88px", "68px", "80px", "auto", "52px")
 HEAD = (
     "".join(f"<col style='width:{width}'>" for width in WIDTHS)
     + "<tr><th class='right'>rank</th><th>state</th><th>progress</th>"

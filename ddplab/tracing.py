@@ -20,7 +20,7 @@ from typing import Any
 from ddplab import places
 from ddplab.events import Call, Where
 
-__all__ = ["buckets", "calls", "install", "note_more", "num_calls"]
+__all__ = ["buckets", "calls", "install", "note_more", "num_calls", "standing"]
 
 # The ranks of a group must make these calls in the same order: they are numbered.
 COLLECTIVES = (
@@ -187,6 +187,16 @@ def _note_buckets(known: dict[int, tuple[str, str]]) -> None:
         with contextlib.suppress(Exception):
             told = model._get_ddp_logging_data()
             known[id(model)] = told.get("bucket_sizes", ""), told.get("rebuilt_bucket_sizes", "")
+
+
+def standing(longer_s: float) -> str:
+    """What this process is doing if the latest of its calls has not returned for so many seconds, else ""."""
+    note = next((note for note in reversed(_notes.copy()) if note.end_s is None), None)
+    if note is None or time.monotonic() - note.begin_s < longer_s:
+        return ""
+    verb = "in" if note.name in METHODS else "waits for" if note.since_s is not None else "waits in"
+    number = f" #{note.number}" if note.number and note.name not in METHODS else ""
+    return f"{verb} {note.name.removeprefix('wait of ')}{number}"
 
 
 def num_calls() -> int:

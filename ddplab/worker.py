@@ -8,6 +8,7 @@ import itertools
 import multiprocessing.util
 import os
 import random
+import selectors
 import sys
 import threading
 from collections.abc import Callable
@@ -18,11 +19,12 @@ from typing import Any
 
 from ddplab import places, processes, profiling, rendezvous, shipping, telling, tracing
 from ddplab.errors import ShippingError
-from ddplab.events import Began, Decoder, Failed, Located, Made, Result, Started, Written
+from ddplab.events import Began, Decoder, Failed, Located, Made, Result, Started, Waits, Written
 
 __all__ = ["Order", "main"]
 
 MAX_FILES = 1000  # of which a rank tells
+LOOK_S = 0.5  # a call that takes longer than this is told while it lasts
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,16 @@ def receive(link: socket) -> Order:
 
 
 def listen(link: socket, told: telling.Told) -> None:
-    """Answer the launcher, which asks only where the main thread is; end with it."""
-    while link.recv(1):
+    """Answer the launcher, which asks only where the main thread is; tell it of calls that last; end with it."""
+    selector, state = getattr(selectors, "PollSelector", selectors.SelectSelector)(), ""
+    selector.register(link, selectors.EVENT_READ)
+    while True:
+        if not selector.select(LOOK_S):
+            if (now := tracing.standing(LOOK_S)) != state:
+                told.tell(Waits, state := now)
+            continue
+        if not link.recv(1):
+            break
         # Located first, told last: a call that begins between the two is among the calls that are told.
         where = places.locate(sys._current_frames().get(threading.main_thread().ident or 0))
         tell_calls(told)

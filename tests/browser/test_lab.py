@@ -62,9 +62,12 @@ def use_keys(lesson):
 
 @pytest.mark.parametrize("end", [press_stop, interrupt, use_keys])
 def test_a_hang_is_ended(lesson, ranks, end):
-    """Stop, JupyterLab's own interrupt, and Stop by keyboard alone: the cell ends in time, says so, and no rank is left."""
+    """Stop, JupyterLab's own interrupt, and Stop by keyboard alone: the cell ends in time, says so, and no rank is left.
+
+    Before, the panel says which rank waits in what.
+    """
     lesson.start("hang")
-    lesson.panel.wait_for()
+    lesson.panel.get_by_text("waits in barrier #1").wait_for()
     ranks.wait(2)
     end(lesson)
     began = time.monotonic()

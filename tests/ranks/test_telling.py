@@ -7,23 +7,53 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
 from ddplab import Run, launch, log, progress, span
 from ddplab.capture import MAX_POINTS
-from ddplab.events import Progress
+from ddplab.events import Event, Progress, Waits
 from ddplab.telling import MAX_NAMES
+from ddplab.view import View
 
 
 def told(fn: Callable[..., Any], *args: Any, **options: Any) -> Run:
     """The run of ``fn`` on one rank without a process group, whether it ends well or not."""
     options = {"world_size": 1, "backend": None, "allow_failure": True, "view": "quiet", **options}
     return launch(fn, *args, **options)
+
+
+def test_a_call_that_lasts_is_told_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The view hears which call each rank is in, and when it has returned; the run keeps nothing of it."""
+    heard: list[tuple[int, str]] = []
+    os.mkfifo(gate := tmp_path / "gate")
+
+    class Listening(View):
+        def show(self, events: Iterable[Event]) -> None:
+            for event in events:
+                if isinstance(event, Waits):
+                    heard.append((event.rank, event.state))
+                    if len(heard) == 1:
+                        gate.write_text("go on")
+
+    def work(gate: str) -> None:
+        x = torch.ones(1)
+        if dist.get_rank() == 1:
+            open(gate).read()
+        dist.all_reduce(x)
+        if dist.get_rank() == 0:
+            dist.recv(x)
+
+    monkeypatch.setattr("ddplab.launcher.views.choose", lambda asked, spec: Listening(spec))
+    run = told(work, str(gate), world_size=2, backend="gloo", timeout_s=3.0)
+    assert [one for one in heard if one[1]] == [(0, "waits in all_reduce #1"), (0, "waits in recv")]
+    assert [event for event in run.events if isinstance(event, Waits)] == []
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
