@@ -246,6 +246,8 @@ def _asked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int | None
     to, function = (*args, None, None)[:2]
     to, function = kwargs.get("to", kwargs.get("name", to)), kwargs.get("func", function)
     peer, worker, name = getattr(to, "id", to), getattr(to, "name", to), getattr(function, "__name__", "")
+    if str(name).startswith("_local_invoke"):  # how torch asks for a method of what an RRef refers to
+        name = kwargs.get("args", (None, name))[1]
     return peer if type(peer) is int else None, worker if type(worker) is str else "", str(name)
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Message", "messages", "rpc", "workers"]
 
 KINDS = ("rpc_sync", "rpc_async", "remote")
+ASKS_TYPE = "_rref_typeof_on_owner"  # torch's own call, before the first method of an RRef
 MAX_MESSAGES = 16
 ROW_IN = 0.24
 
@@ -47,7 +48,7 @@ def messages(run: Run) -> list[Message]:
     found = []
     for call in run.collectives:
         callee = call.peer if call.peer is not None else ranks.get(call.worker)
-        if call.name in KINDS and callee is not None:
+        if call.name in KINDS and callee is not None and call.function != ASKS_TYPE:
             wait = call if call.name == "rpc_sync" else waits.get((call.rank, call.time_s))
             times = (wait.time_s, wait.end_s) if wait else (None, None)
             found.append(Message(call.rank, callee, call.name, call.function, call.time_s, *times))

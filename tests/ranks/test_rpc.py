@@ -61,3 +61,34 @@ def test_calls_between_workers_are_told(world_size: int) -> None:
     for one in found:
         assert one.end_s is None or one.begin_s <= (one.wait_s or 0.0) <= one.end_s
     assert repr(plots.rpc(run)) == f"6 calls between {world_size} workers"
+
+
+class Counter:
+    """What an RRef refers to."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, by: int) -> int:
+        """Count."""
+        self.count += by
+        return self.count
+
+
+def test_methods_of_an_rref_are_told_by_their_names() -> None:
+    """Not by those of the functions with which torch asks for them, and for the type of the object."""
+
+    def methods() -> list[int]:
+        rank = int(os.environ["RANK"])
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+        counts = []
+        if rank == 0:
+            there = rpc.remote("worker1", Counter)
+            counts = [there.rpc_sync().add(1), there.rpc_async().add(2).wait(), there.remote().add(3).to_here()]
+        rpc.shutdown()
+        return counts
+
+    run = launch(methods, backend=None, view="quiet")
+    assert run.results == [[1, 3, 6], []]
+    told = [(one.kind, one.function) for one in messages(run)]
+    assert told == [("remote", "Counter"), ("rpc_sync", "add"), ("rpc_async", "add"), ("remote", "add")]
