@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddplab.plots.picture import Picture, draw, tidy
+from ddplab.plots.picture import Picture, draw, or_placard, tidy
 from ddplab.plots.values import by_rank, numbers
 from ddplab.run import Run
 
@@ -46,6 +46,7 @@ def differences(steps: Iterable[Sequence[Any]]) -> list[float]:
     return found
 
 
+@or_placard
 def agreement(run: Run | Sequence[Any], reference: Any = None, ax: Axes | None = None) -> Picture | None:
     """Draw, step by step, the largest difference of any parameter between ranks, and between ranks and one process.
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddplab.plots.alpha_beta import fit_alpha_beta
-from ddplab.plots.picture import Picture, panels, tidy
+from ddplab.plots.picture import Picture, or_placard, panels, tidy
 from ddplab.plots.values import by_rank, in_bytes, in_seconds, spaced
 from ddplab.run import Run
 
@@ -56,6 +56,7 @@ def speeds(rows: Iterable[tuple[float, float]], world_size: int) -> list[Speed]:
     return found
 
 
+@or_placard
 def bandwidth(
     rows: Run | Sequence[tuple[float, float]], world_size: int | None = None, ax: Axes | None = None
 ) -> Picture | None:

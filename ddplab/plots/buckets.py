@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddplab.plots.of_model import Buckets, buckets_of
-from ddplab.plots.picture import Picture, draw, in_byte_ticks, tidy
+from ddplab.plots.picture import Picture, draw, in_byte_ticks, or_placard, tidy
 from ddplab.plots.values import by_rank, in_bytes
 from ddplab.run import Run
 
@@ -17,6 +17,7 @@ __all__ = ["buckets"]
 MOST_NAMED = 40
 
 
+@or_placard
 def buckets(what: Run | Buckets | Any, ax: Axes | None = None) -> Picture | None:
     """Draw the parameters of a DDP model from the first gradient ready to the last, coloured by bucket.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddplab.plots.cells import Grid, arrived, paint_grid
-from ddplab.plots.picture import Picture, draw
+from ddplab.plots.picture import Picture, draw, or_placard
 from ddplab.plots.values import by_rank, in_words, numbers, spaced
 from ddplab.run import Run
 
@@ -51,6 +51,7 @@ def _side(value: Any, rank: int, side: str) -> list[float]:
     return found
 
 
+@or_placard
 def collective(
     what: str | Run,
     world_size: int = 3,

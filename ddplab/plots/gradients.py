@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddplab.plots.picture import Picture, panels, rank_style, tidy
+from ddplab.plots.picture import Picture, or_placard, panels, rank_style, tidy
 from ddplab.plots.values import by_rank, listed, numbers, spaced
 from ddplab.run import Run
 
@@ -57,6 +57,7 @@ def verdict(before: Array, after: Array) -> str:
     return "the ranks still differ"
 
 
+@or_placard
 def gradients(run: Run | Sequence[Any], after: Sequence[Any] | None = None, ax: Axes | None = None) -> Picture | None:
     """Draw the gradients of each rank before and after averaging: bars of up to four elements, else a heat map.
 

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddplab.plots.picture import Picture, in_byte_ticks, panels, rank_style, tidy
-from ddplab.plots.values import by_rank, light, spaced
+from ddplab.plots.picture import Picture, in_byte_ticks, or_placard, panels, rank_style, tidy
+from ddplab.plots.values import NothingToDrawError, by_rank, light, spaced
 from ddplab.run import Run
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def memory_table(told: Mapping[int, Any]) -> dict[int, Row]:
     return dict(told)
 
 
+@or_placard
 def memory(runs: Run | Sequence[Row] | Mapping[str, Run | Sequence[Row]], ax: Axes | None = None) -> Picture | None:
     """Draw the bytes of every rank: parameters, gradients and optimizer state on each other, and the peak.
 
@@ -53,9 +54,14 @@ def memory(runs: Run | Sequence[Row] | Mapping[str, Run | Sequence[Row]], ax: Ax
        1        1024  8192
     """
     several: Mapping[str, Any] = runs if isinstance(runs, Mapping) else {"": runs}
-    tables = {name: memory_table(by_rank(one, "memory(...)")) for name, one in several.items()}
-    if not tables:
+    if not several:
         raise ValueError("memory: give a run, or runs by name")
+    failed = [name for name, one in several.items() if isinstance(one, Run) and not one.returned]
+    if len(failed) == len(several):
+        raise NothingToDrawError("memory(...): no rank returned a value, for the run failed")
+    tables = {
+        name: {} if name in failed else memory_table(by_rank(one, "memory(...)")) for name, one in several.items()
+    }
     parts = list(dict.fromkeys(part for rows in tables.values() for row in rows.values() for part in row))
     peaks = [part for part in parts if part.startswith("peak")]
     stacks = [group for group in ([part for part in parts if part not in peaks], *([peak] for peak in peaks)) if group]
@@ -66,7 +72,7 @@ def memory(runs: Run | Sequence[Row] | Mapping[str, Run | Sequence[Row]], ax: Ax
             mine = axes[at * len(tables) : (at + 1) * len(tables)]
             for ax, (name, rows) in zip(mine, tables.items(), strict=True):
                 _paint(ax, rows, group)
-                ax.set_title("" if at else name, fontsize="medium")
+                ax.set_title("" if at else f"{name}: failed" if name in failed else name, fontsize="medium")
             top = max(ax.get_ylim()[1] for ax in mine)
             for ax in mine:
                 ax.set_ylim(0, top)
@@ -78,6 +84,7 @@ def memory(runs: Run | Sequence[Row] | Mapping[str, Run | Sequence[Row]], ax: Ax
     ranks = max(len(rows) for rows in tables.values())
     of = f" with {', '.join(tables)}" if len(tables) > 1 else ""
     text = f"bytes of {ranks} rank{'s' * (ranks != 1)}{of}: {', '.join(parts)}"
+    text += f"; failed: {', '.join(failed)}" if failed else ""
     lines = [
         {**({"run": name} if name else {}), "rank": rank, **{part: row.get(part, 0) for part in parts}}
         for name, rows in tables.items()

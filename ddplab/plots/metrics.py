@@ -6,7 +6,8 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ddplab.plots.picture import Picture, literal, panels, rank_style, tidy
+from ddplab.plots.picture import Picture, literal, or_placard, panels, rank_style, tidy
+from ddplab.plots.values import NothingToDrawError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["metrics", "series"]
 
 MAX_NAMED_RANKS = 8
+NOTHING = "no rank logged anything; in the function, call log(loss=loss)"
 Points = dict[int, list[tuple[float, float]]]
 
 
@@ -31,7 +33,9 @@ def series(run: Run, name: str) -> Points:
             mine.append((len(mine) if row.step is None else row.step, row.value))
     if not points:
         known = sorted({row.name for row in run.metrics})
-        raise ValueError(f"no rank logged {name!r}; this run has {', '.join(known) if known else 'no metrics at all'}")
+        if not known:
+            raise NothingToDrawError(NOTHING)
+        raise ValueError(f"no rank logged {name!r}; this run has {', '.join(known)}")
     return dict(points)
 
 
@@ -48,6 +52,7 @@ def mean(points: Points) -> list[tuple[float, float]]:
     return [(step, sum(v) / len(v)) for step, v in sorted(values.items()) if len(v) == len(points)]
 
 
+@or_placard
 def metrics(run: Run, *names: str, ax: Axes | None = None) -> Picture | None:
     """Draw metrics over steps, a panel for each name: a line per rank, and their mean where there are several.
 
@@ -57,7 +62,7 @@ def metrics(run: Run, *names: str, ax: Axes | None = None) -> Picture | None:
     """
     wanted = names or tuple(sorted({row.name for row in run.metrics}))
     if not wanted:
-        raise ValueError("no rank logged anything; in the function, call log(loss=loss)")
+        raise NothingToDrawError(NOTHING)
     points = {name: series(run, name) for name in wanted}
     across = min(len(wanted), 2)
     down = math.ceil(len(wanted) / across)

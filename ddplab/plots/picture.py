@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import io
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ddplab.plots.values import NothingToDrawError, in_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-__all__ = ["Picture", "draw", "in_byte_ticks", "literal", "panels", "rank_style", "tidy"]
+__all__ = ["Picture", "draw", "in_byte_ticks", "literal", "or_placard", "panels", "rank_style", "tidy"]
 
 # Okabe and Ito's palette (2008), which the colour-blind can tell apart; line styles tell ranks apart in grey.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#7F6F00", "#555555")
 _LINES = ("-", "--", "-.", ":")
+Plot = TypeVar("Plot", bound=Callable[..., Any])
 
 
 def rank_style(rank: int) -> dict[str, Any]:
@@ -96,6 +101,25 @@ def panels(
     return Picture(figure, text, rows)
 
 
+def or_placard(plot: Plot) -> Plot:
+    """``plot``, which of a run that has not got so far shows a sentence in place of a picture, and raises nothing."""
+
+    @functools.wraps(plot)
+    def drawn(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return plot(*args, **kwargs)
+        except NothingToDrawError as nothing:
+            text, ax = str(nothing), inspect.signature(plot).bind(*args, **kwargs).arguments.get("ax")
+        return draw(ax, (7.0, 0.6), text, lambda ax: _paint_placard(ax, text))
+
+    return drawn  # type: ignore[return-value]
+
+
+def _paint_placard(ax: Axes, text: str) -> None:
+    ax.set_axis_off()
+    ax.text(0.5, 0.5, literal(text), ha="center", va="center", color="#555555", transform=ax.transAxes, wrap=True)
+
+
 def _split(ax: Axes, shape: tuple[int, int]) -> list[Axes]:
     if shape == (1, 1):
         return [ax]
@@ -126,8 +150,6 @@ def tidy(ax: Axes, grid: bool = False) -> None:
 def in_byte_ticks(axis: Axis, top: float) -> None:
     """Name a linear axis from 0 to ``top`` bytes at some round numbers of B, KiB, MiB or GiB."""
     from matplotlib.ticker import MultipleLocator
-
-    from ddplab.plots.values import in_bytes
 
     unit = 1024.0 ** int(math.log(max(top / 2, 1), 1024))
     steps = [unit * ten * factor for ten in (0.1, 1, 10, 100) for factor in (1, 2, 5)]

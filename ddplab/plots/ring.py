@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ddplab.plots.cells import Grid, changed, paint_grid
-from ddplab.plots.picture import Picture, panels
+from ddplab.plots.picture import Picture, or_placard, panels
 from ddplab.plots.values import by_rank, in_words, numbers
 from ddplab.run import Run
 
@@ -37,6 +37,7 @@ def states(results: dict[int, Any], world_size: int) -> list[Grid]:
     return grids
 
 
+@or_placard
 def ring(what: int | Run = 4, ax: Axes | None = None) -> Picture | None:
     """Draw the chunks of every rank at the start of a ring all-reduce and after each of its steps.
 

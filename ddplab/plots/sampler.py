@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddplab.plots import shares
-from ddplab.plots.picture import Picture, panels, rank_style
+from ddplab.plots.picture import Picture, or_placard, panels, rank_style
 from ddplab.plots.values import light, listed, spaced
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ MOST_CELLS = 36  # side by side, with their numbers
 MOST_PIXELS = 2000
 
 
+@or_placard
 def sampler(
     what: int | Any,
     world_size: int | None = None,

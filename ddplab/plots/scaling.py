@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddplab.plots.picture import Picture, panels, tidy
-from ddplab.plots.values import by_rank, numbers
+from ddplab.plots.picture import Picture, or_placard, panels, tidy
+from ddplab.plots.values import NothingToDrawError, by_rank, listed, numbers
 from ddplab.run import Run
 
 if TYPE_CHECKING:
@@ -31,23 +31,28 @@ def seconds(value: Any) -> tuple[list[float], str]:
     """The seconds of each repeat, and whose clock that is.
 
     Of a run whose ranks return seconds, or a list of them, those of the slowest rank in each repeat; of a
-    run that returns something else, the one time from launch to end; of a list, those of its items.
+    run that returns something else, the one time from launch to end; of a run that failed, none; of a list, those
+    of its items.
 
     >>> seconds([1.5, 2]), seconds(3)
     (([1.5, 2.0], 'seconds'), ([3.0], 'seconds'))
     """
     if isinstance(value, list | tuple):
         parts = [seconds(item) for item in value]
-        return [one for times, _ in parts for one in times], parts[0][1] if parts else ""
+        return [one for times, _ in parts for one in times], next((clock for _, clock in parts if clock), "")
     if not isinstance(value, Run):
         return numbers(value, "scaling: a time").tolist(), "seconds"
     if not value.ok:
-        raise ValueError(f"scaling: a run that failed has no time: {value!r}")
+        return [], ""
     told = list(by_rank(value, "scaling(...)").values())
     if not all(map(_is_seconds, told)):
         return [value.elapsed_s], "seconds from launch to end"
     repeats = zip(*(numbers(times).tolist() for times in told), strict=False)
     return [max(of_ranks) for of_ranks in repeats], "seconds, told by the ranks"
+
+
+def _is_of_runs(value: Any) -> bool:
+    return isinstance(value, Run) or (isinstance(value, list | tuple) and any(map(_is_of_runs, value)))
 
 
 def _is_seconds(value: Any) -> bool:
@@ -81,6 +86,7 @@ def scales(times: Mapping[int, Sequence[float]], weak: bool = False) -> list[Sca
     return found
 
 
+@or_placard
 def scaling(times: Mapping[int, Any], *, weak: bool = False, ax: Axes | None = None) -> Picture | None:
     """Draw time, speed-up and efficiency over the number of ranks, against the ideal.
 
@@ -90,8 +96,8 @@ def scaling(times: Mapping[int, Any], *, weak: bool = False, ax: Axes | None = N
     weak: whether the work grows with the ranks; else it is the same in all.
 
     Points are medians, bars reach from the fastest repeat to the slowest. A world size that took longer
-    than the smallest one is crossed and said to be slower. With ``ax`` the panels go there, and nothing
-    is given back. Raises ``ValueError`` for no times, times of 0, failed runs
+    than the smallest one is crossed and said to be slower. Of world sizes whose runs failed it is said that they
+    did. With ``ax`` the panels go there, and nothing is given back. Raises ``ValueError`` for no times, times of 0
     and a wrong world size.
 
     >>> print(scaling({1: [8.0], 4: [4.0, 3.0, 5.0]}))
@@ -106,6 +112,10 @@ def scaling(times: Mapping[int, Any], *, weak: bool = False, ax: Axes | None = N
         if isinstance(value, Run) and value.world_size != size:
             raise ValueError(f"scaling: {size!r} is no world size of {value!r}")
     clocks = {size: seconds(value) for size, value in times.items()}
+    failed = [size for size, (of_size, _) in clocks.items() if not of_size and _is_of_runs(times[size])]
+    clocks = {size: clock for size, clock in clocks.items() if size not in failed}
+    if failed and not clocks:
+        raise NothingToDrawError("scaling(...): a run that failed has no time, and there is no other")
     found = scales({size: of_size for size, (of_size, _) in clocks.items()}, weak)
     names = {name for _, name in clocks.values()}
     clock = names.pop() if len(names) == 1 else "seconds"
@@ -127,9 +137,11 @@ def scaling(times: Mapping[int, Any], *, weak: bool = False, ax: Axes | None = N
         _paint(axes[2], sizes, efficiencies, lambda n: 100, "efficiency in %")
         if slower:
             _mark_slower(axes[0], base, slower)
-        axes[0].legend(frameon=False, fontsize="small")
+        axes[0].legend(frameon=False, fontsize="small", title=no_time, title_fontsize="small")
 
+    no_time = f"{listed(failed)} ranks: failed" if failed else ""
     text = f"time, speed-up and efficiency at world sizes {', '.join(map(str, sizes))}{' (weak scaling)' * weak}"
+    text += f"; {no_time}" if failed else ""
     return panels(ax, (9.0, 2.8), text, paint, [one._asdict() for one in found], (1, 3))
 
 

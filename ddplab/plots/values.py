@@ -10,22 +10,33 @@ from numpy.typing import NDArray
 
 from ddplab.run import Run, Text
 
-__all__ = ["by_rank", "in_bytes", "in_seconds", "in_words", "light", "listed", "numbers", "spaced"]
+__all__ = [
+    "NothingToDrawError", "by_rank", "in_bytes", "in_seconds", "in_words", "light", "listed", "numbers", "spaced"
+]  # fmt: skip
 
 Array = NDArray[np.float64]
+
+
+class NothingToDrawError(ValueError):
+    """A run has not got as far as what was to be drawn."""
 
 
 def by_rank(values: Run | Sequence[Any], call: str) -> dict[int, Any]:
     """The value of each rank: of a run, what those that returned gave; of a sequence, its items in rank order.
 
-    ``call`` names the picture in errors. Raises ``ValueError`` if there is no value at all.
+    ``call`` names the picture in errors. Raises ``ValueError`` if there is no value at all; of a run it is a
+    ``NothingToDrawError``.
 
     >>> by_rank(["a", "b"], "memory(...)")
     {0: 'a', 1: 'b'}
     """
-    found = dict(values.returned) if isinstance(values, Run) else dict(enumerate(values))
+    if isinstance(values, Run):
+        if not values.returned:
+            raise NothingToDrawError(f"{call}: no rank returned a value, for the run failed")
+        return dict(values.returned)
+    found = dict(enumerate(values))
     if not found:
-        raise ValueError(f"{call}: no rank returned a value{f' in {values!r}' if isinstance(values, Run) else ''}")
+        raise ValueError(f"{call}: no rank returned a value")
     return found
 
 

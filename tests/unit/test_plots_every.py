@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
-from recorded import run_of
+from recorded import raised, run_of, waiting
 
 from ddplab import events as ev
 from ddplab import plots
@@ -44,6 +44,13 @@ PICTURES: dict[str, Callable[..., Picture | None]] = {
     "bandwidth": lambda **ax: plots.bandwidth([(8, 1.0), (16, 1.5)], 2, **ax),
     "memory": lambda **ax: plots.memory({"DDP": [BYTES, BYTES], "FSDP2": [BYTES, BYTES]}, **ax),
 }
+ALL_OF_A_RUN: dict[str, Callable[..., Picture | None]] = {
+    plot.__name__: plot
+    for plot in (
+        plots.agreement, plots.bandwidth, plots.buckets, plots.collective, plots.gradients, plots.memory, plots.metrics,
+        plots.ring, plots.rpc, plots.sampler, plots.timeline, plots.waiting,
+    )
+} | {"scaling": lambda run, **ax: plots.scaling({2: run}, **ax)}  # fmt: skip
 ANY_PICTURE = pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
 
 
@@ -132,10 +139,28 @@ def test_values_of_a_run_that_failed_keep_their_ranks() -> None:
     assert by_rank(run, "x") == {0: "a", 2: "c"}
 
 
-def test_no_values_is_an_error_that_says_what_run_it_was() -> None:
-    """An empty run, and an empty list."""
-    with pytest.raises(ValueError, match=r"memory\(...\): no rank returned a value in Run\(train, world_size=2"):
-        plots.memory(run_of())
+@pytest.mark.parametrize("plot", ALL_OF_A_RUN.values(), ids=ALL_OF_A_RUN)
+@pytest.mark.parametrize("run", [run_of(), run_of(raised(0, 1.0)), run_of(*waiting(0, 3.0, "timeout"))])
+def test_of_a_run_that_went_nowhere_a_sentence_is_drawn(plot: Any, run: Run) -> None:
+    """Nothing was told, one rank raised, or one hung: there is a picture with a text, alone or in a figure."""
+    picture = plot(run)
+    assert repr(picture) and picture._repr_mimebundle_()["image/png"]
+    assert plot(run, ax=Figure().subplots()) is None
+
+
+def test_of_several_runs_those_that_failed_are_named() -> None:
+    """The others are drawn."""
+    fine, failed = run_of(*(ev.Result(rank, 1.0, {"parameters": 8}) for rank in (0, 1))), run_of(raised(0, 1.0))
+    assert repr(plots.memory({"DDP": fine, "FSDP2": failed})) == (
+        "bytes of 2 ranks with DDP, FSDP2: parameters; failed: FSDP2"
+    )
+    times: Any = plots.scaling({1: [2.0], 2: failed, 4: [1.0]})
+    assert repr(times) == "time, speed-up and efficiency at world sizes 1, 4; 2 ranks: failed"
+    assert times.figure.axes[0].get_legend().get_title().get_text() == "2 ranks: failed"
+
+
+def test_no_values_is_an_error() -> None:
+    """An empty list is no run that failed."""
     with pytest.raises(ValueError, match="no rank returned a value"):
         plots.memory([])
 
