@@ -137,7 +137,7 @@ def _slowest(told: dict[int, Any]) -> list[tuple[float, float]]:
 
 def _checked(row: Any) -> tuple[float, float]:
     pair = isinstance(row, list | tuple) and len(row) == 2
-    if not pair or not all(isinstance(value, int | float) and value > 0 for value in row):
+    if not pair or not all(isinstance(value, int | float) and 0 < value < math.inf for value in row):
         raise ValueError(f"bandwidth: {row!r:.60} is no row (bytes, seconds), both above 0")
     size, time_s = row
     return size, time_s

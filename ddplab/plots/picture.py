@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from ddplab.plots.values import NothingToDrawError, in_bytes
 
 if TYPE_CHECKING:
@@ -61,7 +63,8 @@ class Picture:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         data = io.BytesIO()
-        self.figure.savefig(data, format="png", dpi=110, bbox_inches="tight")
+        with np.errstate(all="ignore"):
+            self.figure.savefig(data, format="png", dpi=110, bbox_inches="tight")
         return {"image/png": data.getvalue(), "text/plain": self.text}
 
 
@@ -102,12 +105,16 @@ def panels(
 
 
 def or_placard(plot: Plot) -> Plot:
-    """``plot``, which of a run that has not got so far shows a sentence in place of a picture, and raises nothing."""
+    """``plot``, which of a run that has not got so far shows a sentence in place of a picture, and raises nothing.
+
+    Nor does it warn of infinite values: one sees them.
+    """
 
     @functools.wraps(plot)
     def drawn(*args: Any, **kwargs: Any) -> Any:
         try:
-            return plot(*args, **kwargs)
+            with np.errstate(invalid="ignore", over="ignore"):
+                return plot(*args, **kwargs)
         except NothingToDrawError as nothing:
             text, ax = str(nothing), inspect.signature(plot).bind(*args, **kwargs).arguments.get("ax")
         return draw(ax, (7.0, 0.6), text, lambda ax: _paint_placard(ax, text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,7 +72,7 @@ def scales(times: Mapping[int, Sequence[float]], weak: bool = False) -> list[Sca
     Scale(world_size=4, median_s=4.0, min_s=3.0, max_s=5.0, speed_up=2.0, efficiency=0.5)
     """
     for world_size, of_size in times.items():
-        if type(world_size) is not int or world_size < 1 or not of_size or not min(of_size) > 0:
+        if type(world_size) is not int or world_size < 1 or not of_size or not all(0 < s < math.inf for s in of_size):
             raise ValueError(f"scaling: {world_size!r} ranks took {list(of_size)!r} s; give ranks and seconds above 0")
     if not times:
         raise ValueError("scaling: give times by world size, such as {1: run1, 2: run2}")

@@ -1,5 +1,6 @@
 """What holds for every picture, and what they are made of."""
 
+import math
 import subprocess
 import sys
 import warnings
@@ -146,6 +147,18 @@ def test_of_a_run_that_went_nowhere_a_sentence_is_drawn(plot: Any, run: Run) -> 
     picture = plot(run)
     assert repr(picture) and picture._repr_mimebundle_()["image/png"]
     assert plot(run, ax=Figure().subplots()) is None
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3.4e38])
+def test_what_diverged_is_drawn_without_a_warning(value: float) -> None:
+    """Infinite, no number, or the largest float32: alone, and beside its negative."""
+    for pair in ([value, 1.0], [value, -value]):
+        run = returned(*({"before": pair, "after": pair[::-1]} for _ in range(2)))
+        losses = run_of(*(ev.Metric(0, 0.1, step, "loss", loss) for step, loss in enumerate(pair)))
+        for picture in (
+            plots.gradients(run), plots.collective(run), plots.agreement([[pair], [pair]]), plots.metrics(losses)
+        ):  # fmt: skip
+            assert picture is not None and picture._repr_mimebundle_()
 
 
 def test_of_several_runs_those_that_failed_are_named() -> None:

@@ -299,6 +299,7 @@ def test_a_slower_world_size_is_said_to_be_slower() -> None:
         ({}, ValueError, r"give times by world size, such as {1: run1, 2: run2}"),
         ([1.0], TypeError, "give times by world size, such as {1: run1, 2: run2}, not list"),
         ({2: [0.0]}, ValueError, r"2 ranks took \[0.0\] s"),
+        ({2: [math.inf]}, ValueError, r"2 ranks took \[inf\] s"),
         ({2: []}, ValueError, r"2 ranks took \[\] s"),
         ({"2": [1.0]}, ValueError, "'2' ranks took"),
         ({2: "1 s"}, TypeError, "scaling: a time must be numbers or tensors, not str"),
