@@ -172,13 +172,15 @@ class Run:
 
         Perfetto (ui.perfetto.dev) and chrome://tracing open them. All clocks have one zero, the launch. Beside what
         torch.profiler saw they hold the rank's spans and calls; of a rank that was killed only these.
-        Raises ``ValueError`` if no rank has a trace.
+        Files of this kind that an earlier trace has left there go. Raises ``ValueError`` if no rank has a trace.
         """
         if not self._all(ev.Trace):
             raise ValueError("this run has no trace: launch(..., trace=True) makes one, of ranks that are not killed")
         files = timeline.chrome_events(self.events, self.world_size)
         named = {f"rank{rank}.json": file for rank, file in enumerate(files)} | {"ranks.json": [*chain(*files)]}
         os.makedirs(folder, exist_ok=True)
+        for path in Path(folder).glob("rank[0-9]*.json"):  # of a larger run: the two would be taken for one
+            path.unlink()
         for name, file in named.items():
             text = json.dumps({"traceEvents": file, "displayTimeUnit": "ms"}, separators=(",", ":"))
             (Path(folder) / name).write_text(text, encoding="utf-8")

@@ -219,6 +219,14 @@ def test_files_of_a_trace_have_one_zero_and_valid_events(tmp_path: Path) -> None
     assert [(e["ts"], e["tid"]) for e in others if e["name"] == "backward #1"] == [(5000.0, 2)]
 
 
+def test_a_trace_replaces_that_of_a_larger_run(tmp_path: Path) -> None:
+    """Files of ranks that this run has not would be taken for its own; what is no such file stays."""
+    for name in ("rank7.json", "ranks.json", "notes.json"):
+        (tmp_path / name).write_text("old")
+    run_of(trace(0, *STEP)).save_trace(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.json", "rank0.json", "rank1.json", "ranks.json"]
+
+
 def test_a_run_without_a_trace_refuses_to_save_one(tmp_path: Path) -> None:
     """The message says how to get one."""
     with pytest.raises(ValueError, match=r"no trace: launch\(\.\.\., trace=True\)"):
