@@ -1,0 +1,61 @@
+"""Errors to make on purpose: each a few lines that break on real ranks, and the lines that cure them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ddplab.faults import communication, mismatch
+from ddplab.faults.fault import FAULTS, Fault, Seen
+
+__all__ = ["FAULTS", "Fault", "Seen", "get", "names", "run", "table"]
+
+
+_FILES = (communication, mismatch)  # each puts its faults into FAULTS when it is loaded, in this order
+
+
+def names(category: str = "") -> list[str]:
+    """The names of all faults, or of those of a category, in the order of the files.
+
+    >>> "shape-larger" in names("collective_mismatch")
+    True
+    """
+    return [name for name, one in FAULTS.items() if category in ("", one.category)]
+
+
+def get(name: str) -> Fault:
+    """The fault of that name. Raises ``ValueError`` for one that there is not, and names those that are near."""
+    if name not in FAULTS:
+        import difflib
+
+        near = difflib.get_close_matches(str(name), FAULTS, 3, 0.3)
+        raise ValueError(f"there is no fault {name!r}; {', '.join(near) or 'faults.names() has all'}")
+    return FAULTS[name]
+
+
+def run(name: str, repaired: bool = False, **options: Any) -> Seen:
+    """Break it, or run the cure, on real ranks; gives what each rank saw.
+
+    ``options`` are those of ``launch``. Raises ``ValueError`` for a name that there is not, and ``RuntimeError``
+    where this machine lacks what the fault needs.
+    """
+    return get(name).run(repaired, **options)
+
+
+def table(names: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """Run faults, all by default, and give a row for each: what one did, what each rank saw, and what cures it.
+
+    Faults that this machine cannot run have what it lacks in place of what the ranks saw.
+    """
+    rows = []
+    for one in map(get, names or FAULTS):
+        row = {"fault": one.name, "category": one.category, "what you did": one.did}
+        row["what each rank saw"] = f"(not run: {lacks})" if (lacks := one.needs()) else _told(one.run().by_rank)
+        rows.append(row | {"cure": one.fix})
+    return rows
+
+
+def _told(by_rank: dict[int, str]) -> str:
+    if len(set(by_rank.values())) == 1:
+        return f"all: {by_rank[0]}"
+    return "\n".join(f"{rank}: {text}" for rank, text in by_rank.items())
