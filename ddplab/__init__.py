@@ -17,17 +17,21 @@ from ddplab.telling import log, progress, span
 
 if TYPE_CHECKING:
     from ddplab import plots
+    from ddplab.explanation import Explanation as Explanation
+    from ddplab.explanation import explain as explain
 
 __all__ = [
-    "DdplabError", "LaunchError", "RankFailedError", "RankTimeoutError", "Run", "ShippingError",
-    "device", "doctor", "launch", "log", "plots", "progress", "span",
+    "DdplabError", "Explanation", "LaunchError", "RankFailedError", "RankTimeoutError", "Run", "ShippingError",
+    "device", "doctor", "explain", "launch", "log", "plots", "progress", "span",
 ]  # fmt: skip
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """``ddplab.plots`` loads matplotlib when it is first used."""
+    """``ddplab.plots`` loads matplotlib when it is first used, ``ddplab.explain`` its catalogue."""
+    if name in ("explain", "Explanation"):
+        return getattr(importlib.import_module("ddplab.explanation"), name)
     if name in ("plots", "data", "tables"):
         return importlib.import_module(f"ddplab.{name}")
     raise AttributeError(f"module 'ddplab' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What can be done without opening a notebook: ``python -m ddplab demo`` and ``python -m ddplab doctor``."""
+"""What can be done without opening a notebook: ``python -m ddplab demo``, ``doctor`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplab.checkup import doctor
+from ddplab.explanation import explain
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -35,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = commands.add_parser("doctor", help="tell what this machine can do, and what will hurt")
     command.add_argument("--end-leftovers", action="store_true", help="end what earlier kernels of yours have left")
     command.set_defaults(action=lambda args: examine(args.end_leftovers))
+    command = commands.add_parser("explain", help="say what an error in a log means, and what to do next")
+    command.add_argument("file", nargs="?", default="-", metavar="FILE", help="the log; stdin if left out or -")
+    command.set_defaults(action=lambda args: tell(args.file))
     args = parser.parse_args(argv)
     code: int = args.action(args)
     return code
@@ -77,6 +81,16 @@ def examine(end_leftovers: bool) -> int:
     checkup = doctor(end_leftovers)
     print(checkup)
     return 0 if checkup.ok else 1
+
+
+def tell(file: str) -> int:
+    """Print what ``explain`` says of a log; "-" is stdin. The exit code is 1 if the error is not known."""
+    try:
+        told = explain(sys.stdin.buffer if file == "-" else Path(file))
+    except OSError as error:
+        return _complain(f"{file} cannot be read: {error.strerror}")
+    print(str(told).encode(sys.stdout.encoding or "utf-8", "replace").decode(sys.stdout.encoding or "utf-8"))
+    return 0 if told.known else 1
 
 
 def execute(notebook: NotebookNode, folder: Path, env: Mapping[str, str] | None = None, skip: str = "") -> None:

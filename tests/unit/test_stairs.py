@@ -9,11 +9,11 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "ddplab"
 STAIRS = [
-    {"errors", "events", "data", "leftovers"},
-    {"places", "capture", "machine", "rendezvous", "processes", "diagnosis", "board"},
+    {"errors", "events", "data", "leftovers", "logs"},
+    {"places", "capture", "machine", "rendezvous", "processes", "diagnosis", "board", "catalog"},
     {"shipping", "tracing", "telling", "failures", "receipt", "checks", "panel", "timeline"},
     {"run", "profiling", "trials"},
-    {"worker", "tables", "view"},
+    {"worker", "tables", "view", "explanation"},
     {"preload", "job", "verdicts"},
     {"launcher", "checkup"},
     {"plots", "correction"},

@@ -1,0 +1,135 @@
+"""The known causes of errors, from ``catalog.toml``, and which of them a log shows.
+
+A pattern is plain text. Capitals, blanks and quotation marks do not count, ``*`` stands for up to 200 characters,
+``#`` for a number. A pattern that begins with ``re:`` is a regular expression for the squeezed text.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from ddplab.logs import LogLine, squeeze
+
+__all__ = ["CATEGORIES", "CAUSE", "ECHO", "WRAPPER", "Candidate", "Entry", "candidates", "entries", "order"]
+
+CATEGORIES = {
+    "nccl_backend": "backend/NCCL",
+    "communication": "communication",
+    "initialisation": "initialisation",
+    "collective_mismatch": "collective mismatch",
+    "ddp_usage": "DDP use",
+    "sampler_data": "sampler and data",
+    "rpc": "RPC",
+    "launcher_notebook": "launcher and notebook",
+    "resource": "resources",
+}
+CAUSE, ECHO, WRAPPER = 70, 50, 30  # weights: from CAUSE on the text names the cause; up to ECHO it only followed
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cause: the texts that show it, what it means and what to do.
+
+    ``weight`` says how much the text tells: 70 and more, it names the cause; 51 to 69, a symptom with a usual cause;
+    31 to 50, an echo, what survivors see; up to 30, the wrapping of a launcher, or a warning.
+    """
+
+    id: str
+    category: str
+    weight: int
+    sentence: str
+    cause: str
+    steps: tuple[str, ...]
+    source: str
+    example: str
+    near_miss: str
+    classes: str = ""
+    second: str = ""
+    fault: str = ""
+    torch: str = ""
+    any: tuple[str, ...] = ()
+    all: tuple[str, ...] = ()
+    none: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An entry whose patterns are in a log, and the lines that show it, the first one first."""
+
+    entry: Entry
+    lines: tuple[LogLine, ...]
+
+
+@cache
+def entries() -> dict[str, Entry]:
+    """All entries of the catalogue by id."""
+    with open(Path(__file__).with_name("catalog.toml"), "rb") as file:
+        tables = tomllib.load(file)
+    return {name: Entry(name, **_frozen(table)) for name, table in tables.items()}
+
+
+def _frozen(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    if pattern.startswith("re:"):
+        return re.compile(pattern[3:])
+    escaped = re.escape(squeeze(pattern))
+    return re.compile(escaped.replace(r"\*", ".{0,200}?").replace(r"\#", r"\d+"))
+
+
+class View:
+    """Lines as one squeezed text, in which a position leads back to its line."""
+
+    def __init__(self, lines: Sequence[LogLine]) -> None:
+        parts = [squeeze(line.text) for line in lines]
+        self.lines, self.text = lines, "".join(parts)
+        self._begins = list(accumulate(map(len, parts[:-1]), initial=0))
+
+    def found(self, pattern: str) -> Iterator[LogLine]:
+        """The lines in which the pattern begins."""
+        for match in _compiled(pattern).finditer(self.text):
+            yield self.lines[bisect_right(self._begins, match.start()) - 1]
+
+
+def _views(lines: Sequence[LogLine]) -> list[View]:
+    """The lines as they stand, and those of each rank together where several ranks are mixed."""
+    sources = list(dict.fromkeys(line.source for line in lines))
+    if len(sources) < 2:
+        return [View(lines)]
+    return [View(lines), View(sorted(lines, key=lambda line: sources.index(line.source)))]
+
+
+def candidates(lines: Sequence[LogLine]) -> list[Candidate]:
+    """What the lines show, the best first: by weight, then by time."""
+    views, by = _views(lines), order(lines)
+    found = [Candidate(entry, shown) for entry in entries().values() if (shown := _shown(entry, views))]
+    return sorted(found, key=lambda one: (-one.entry.weight, by(one.lines[0])))
+
+
+def order(lines: Iterable[LogLine]) -> Callable[[LogLine], tuple[str, int]]:
+    """By what lines are sorted: their time if all tell one, else their number."""
+    timed = all(line.time for line in lines)
+    return lambda line: (line.time if timed else "", line.number)
+
+
+def _shown(entry: Entry, views: Sequence[View]) -> tuple[LogLine, ...]:
+    """The lines that show the entry; () if its patterns do not hold."""
+    hits = [[line for view in views for line in view.found(one)] for one in (*entry.all, *entry.any)]
+    required, either = hits[: len(entry.all)], hits[len(entry.all) :]
+    if not hits or not all(required) or (either and not any(either)):
+        return ()
+    if any(next(view.found(one), None) for view in views for one in entry.none):
+        return ()
+    lines = {line.number: line for lines in (either or required[:1]) for line in lines}
+    return tuple(lines[number] for number in sorted(lines))

@@ -1,0 +1,74 @@
+"""The catalogue of causes: each entry is whole, is triggered by its example and not by its near miss."""
+
+import importlib.resources
+import io
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddplab import catalog, logs
+from ddplab.explanation import explain
+
+ENTRIES = catalog.entries()
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.mark.parametrize("id", ENTRIES)
+def test_an_example_triggers_its_entry_first(id: str) -> None:
+    """The example of an entry is explained by it."""
+    assert explain(ENTRIES[id].example).id == id
+
+
+@pytest.mark.parametrize("id", ENTRIES)
+def test_a_near_miss_does_not(id: str) -> None:
+    """A text that only looks like it is not explained by the entry, not even as a second."""
+    lines = logs.read(ENTRIES[id].near_miss)
+    assert id not in [one.entry.id for one in catalog.candidates(lines)]
+
+
+@pytest.mark.parametrize("id", ENTRIES)
+def test_an_entry_is_whole(id: str) -> None:
+    """Every field has the form that the reader of an explanation expects."""
+    entry = ENTRIES[id]
+    names = [id, entry.fault or "none"]
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) for name in names)
+    assert entry.category in catalog.CATEGORIES and 0 < entry.weight <= 90
+    assert entry.steps and entry.classes and entry.source
+    texts = [entry.sentence, entry.cause, *([entry.second] if entry.second else [])]
+    assert all(text.endswith(".") and not text.endswith("..") for text in texts)
+    assert entry.any or entry.all or id == "peer-raised"
+
+
+@pytest.mark.parametrize("id", ENTRIES)
+def test_an_example_is_seen_in_a_long_log(id: str) -> None:
+    """Each cause has a line that the digest of a long log keeps."""
+    dull = "".join(f"step {step} loss 0.5\n" for step in range(10_000))
+    kept = logs.digest(io.BytesIO(f"{dull}{ENTRIES[id].example}\n{dull}".encode()))
+    assert set(ENTRIES[id].example.splitlines()) <= {line for _, line in kept} and len(kept) < 20_000
+
+
+def test_the_catalogue_is_installed_with_the_package() -> None:
+    """The data file is found beside the modules."""
+    assert importlib.resources.files("ddplab").joinpath("catalog.toml").is_file()
+
+
+def test_capitals_blanks_and_quotes_do_not_count() -> None:
+    """A star is a gap within limits, a hash a number."""
+    view = catalog.View(logs.read("Rank 12 HAS\n  `lost' it"))
+    assert list(view.found("rank # has lost it")) and list(view.found("rank * lost it"))
+    assert not list(view.found("rank lost"))
+    far = catalog.View(logs.read("rank " + "x" * 300 + " lost"))
+    assert not list(far.found("rank * lost"))
+
+
+def test_most_public_reports_are_explained_rightly() -> None:
+    """The target on the collected reports: 97 % of the categories, 92 % of the causes."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        import bench_explain
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    category, cause = bench_explain.accuracy(list(bench_explain.judged()))
+    assert category >= 0.97 and cause >= 0.92
