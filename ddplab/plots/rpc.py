@@ -100,6 +100,7 @@ def _arrows(ax: Axes, one: Message, columns: Sequence[int], moments: Sequence[fl
     side: dict[str, Any] = {
         "x": caller + (0.07 if callee > caller else -0.07),
         "ha": "left" if callee > caller else "right",
+        "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0},  # a long name crosses other workers' lines
     }
     label = f"{one.function}  ({one.kind})" if one.function else one.kind
     _arrow(ax, (caller, callee), begin, "-|>" if is_sync else "->", "-", colour)
