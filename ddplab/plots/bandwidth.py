@@ -92,7 +92,7 @@ def bandwidth(
             ax.set_xticks([], minor=True)
             ax.set_xlabel("message size")
             tidy(ax, grid=True)
-            ax.legend(frameon=False, fontsize="small")
+            ax.legend(frameon=False, fontsize="small", loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
 
     first, last = in_bytes(found[0].bytes), in_bytes(found[-1].bytes)
     text = f"all_reduce on {world_size} ranks, message sizes from {first} to {last}"

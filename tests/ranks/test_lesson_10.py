@@ -35,12 +35,12 @@ def test_the_script_gives_a_table_of_both_bandwidths(lesson: Lesson, tmp_path: P
         lesson.script(part)
     file = tmp_path / "bandwidth.py"
     file.write_text(lesson.define("table = ")["script"])
-    rows = [{name: float(text) for name, text in row.items()} for row in csv.DictReader(torchrun(file, world_size=4))]
+    rows = [{name: float(text) for name, text in row.items()} for row in csv.DictReader(torchrun(file, world_size=3))]
     assert [(row["bytes"], row["repeats"]) for row in rows] == [(2**10, 10), (2**16, 10), (2**22, 10)]
     for row in rows:
         assert 0 < row["min_s"] <= row["median_s"] <= row["max_s"]
         assert row["algorithm_gb_per_s"] == pytest.approx(row["bytes"] / row["median_s"] / 1e9)
-        assert row["bus_gb_per_s"] == pytest.approx(row["algorithm_gb_per_s"] * 1.5)
+        assert row["bus_gb_per_s"] == pytest.approx(row["algorithm_gb_per_s"] * 4 / 3)
 
 
 # What if ----------------------------------------------------------------------------------------------
@@ -54,12 +54,12 @@ def test_the_rank_that_is_in_time_measures_the_other(lesson: Lesson) -> None:
 
 
 def test_all_ranks_sleep_and_all_load_equally_long(lesson: Lesson) -> None:
-    """Each rank spends the 32 sleeps of 4 ms in data; only rank 2 does in the notebook."""
-    train = lesson.define("class Samples", ("0.004 if dist.get_rank() == 2 else 0", "0.004"))["train"]
+    """Each rank spends the 32 sleeps of 10 ms in data; only rank 2 does in the notebook."""
+    train = lesson.define("class Samples", ("0.01 if dist.get_rank() == 2 else 0", "0.01"))["train"]
     run = launch(train, world_size=2, backend="gloo", trace=True, view="quiet")
     for rank in range(2):
         data = [row for row in run.timeline if row.rank == rank and row.kind == "data"]
-        assert sum(row.end_s - row.begin_s for row in data) > 32 * 0.004
+        assert sum(row.end_s - row.begin_s for row in data) > 32 * 0.01
 
 
 def test_without_repeat_a_second_round_overwrites_the_first(lesson: Lesson, tmp_path: Path) -> None:
