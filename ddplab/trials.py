@@ -112,9 +112,13 @@ def main(program: Any, per_node: int) -> Any:
     current = [0]  # the current device, as torch.cuda would have it
 
     def work(device: Any) -> None:
-        dist.all_reduce(torch.ones(1))
         index = torch.device(device).index
-        seen.update(rank=dist.get_rank(), gpu=current[0] if index is None else index, current=current[0])
+        seen.update(gpu=current[0] if index is None else index, current=current[0])
+        if not dist.is_initialized():
+            log(without_group=1)
+        else:
+            dist.all_reduce(torch.ones(1))
+            seen["rank"] = dist.get_rank()
 
     def set_device(device: Any) -> None:
         current[0] = device if isinstance(device, int) else torch.device(device).index or 0
@@ -184,14 +188,20 @@ class _Knows(nn.Module):
 
 
 def evaluate(program: Any) -> Any:
-    guesses = [1, 1, 1, 1, 1, 1, 0, 0, 0, 0]  # all labels are 1: 6 of 10 are right, and 8 of 12 with the first twice
+    guesses = [1, 1, 1, 0, 1, 0, 1, 0, 1, 0]  # all labels are 1: 6 of 10 are right, and 8 of 12 with the first twice
     images = Noted([(torch.tensor([float(guess)]), 1) for guess in guesses])
     value = program(_Knows(), images)
     return {"value": None if value is None else float(value), "order": images.order}
 
 
 def ask(program: Any) -> Any:
-    answer = program()
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    try:
+        answer = program()
+    finally:
+        if os.environ["RANK"] == "0":
+            store.set("asked", "")
+    store.get("asked")  # nobody leaves before rank 0 has its answer, also without shutdown()
     return {"answer": answer, "open": dist.rpc.api._is_current_rpc_agent_set()}
 
 
