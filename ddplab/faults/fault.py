@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import re
+import tempfile
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +31,8 @@ class Fault:
     ``sees`` is what each rank is expected to see, by rank, or one text for all: "ValueError: " and the beginning of
     its text, "returns 3.0", "hangs in recv", "SIGKILL", or "echo" for a rank that only loses a peer. In it "…" stands
     for anything, and " or " between what may come in turn. ``root`` is the rank that fails first, None where that is
-    chance. A silent fault raises nothing: ``right`` is what the ranks should return.
+    chance. A silent fault raises nothing: ``right`` is what the ranks should return. ``says`` is what
+    they print besides, with "…" as above. ``in_folder`` lets them run in a folder of their own, which goes afterwards.
     """
 
     name: str
@@ -41,6 +44,8 @@ class Fault:
     options: Mapping[str, Any] = field(default_factory=dict)
     root: int | None = 0
     right: tuple[Any, ...] | None = None
+    says: str = ""
+    in_folder: bool = False
     fix: str = ""
     repaired: Callable[[], Any] | None = None
     needs: Callable[[], str] = str
@@ -73,7 +78,8 @@ class Fault:
             raise RuntimeError(f"{self.name} cannot be run here: {lacking}")
         fn = _as_cell(self.repaired if repaired and self.repaired else self.broken, self.name)
         defaults = {"world_size": 2, "backend": "gloo", "timeout_s": 20.0, "threads": 1, "view": "quiet"}
-        run = launch(fn, **{**defaults, **self.options, "allow_failure": True, **options})
+        with _new_folder() if self.in_folder else contextlib.nullcontext():
+            run = launch(fn, **{**defaults, **self.options, "allow_failure": True, **options})
         return Seen(self, run, repaired)
 
 
@@ -101,6 +107,8 @@ class Seen:
             return self.run.ok and self.fault.right in (None, tuple(self.run.results))
         ranks = range(self.run.world_size)
         if not all(fits(self.fault.expected(rank), saw(self.run, rank)) for rank in ranks):
+            return False
+        if not fits(f"…{self.fault.says}", self.run.output()):
             return False
         if self.fault.silent:
             return self.run.ok and self.fault.right != tuple(self.run.results)
@@ -131,7 +139,7 @@ def fault(category: str, did: str, sees: Mapping[int, str] | str, cause: str, **
 
     def keep(broken: Callable[[], Any]) -> Callable[[], Any]:
         name = broken.__name__.replace("_", "-")
-        fields = {key: more.pop(key) for key in ("root", "right", "needs") if key in more}
+        fields = {key: more.pop(key) for key in ("root", "right", "says", "in_folder", "needs") if key in more}
         FAULTS[name] = Fault(name, category, did, sees, cause, broken, more, **fields)
 
         def cured_by(fix: str) -> Callable[..., Any]:
@@ -175,6 +183,12 @@ def fits(expected: str, seen: str) -> bool:
     """
     ways = (".*".join(map(re.escape, way.split("…"))) for way in expected.split(" or "))
     return any(re.match(way, seen, re.DOTALL) for way in ways)
+
+
+@contextlib.contextmanager
+def _new_folder() -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        yield
 
 
 def _source(fn: Callable[..., Any]) -> str:
