@@ -93,6 +93,7 @@ def _gradients() -> Iterator[list[float]]:
 
 
 def by_hand(program: Any) -> Any:
+    """Row 1: three steps of a model of one weight; the gradient of rank r is r + 1."""
     model, mine = _line(), torch.full((1, 1), dist.get_rank() + 1.0)
     with _gradients() as used:
         program(model, [mine] * 3)
@@ -100,6 +101,7 @@ def by_hand(program: Any) -> Any:
 
 
 def train(program: Any) -> Any:
+    """Rows 7 and 15: three epochs of twelve images; the gradient of each batch is 1."""
     images = Noted([torch.ones(1)] * 12)
     with _gradients() as used:
         program(_line(), images, 3)
@@ -107,6 +109,7 @@ def train(program: Any) -> Any:
 
 
 def main(program: Any, per_node: int) -> Any:
+    """Rows 9, 13 and 14: as torchrun starts it on machines of ``per_node`` ranks; torch.cuda is only told."""
     os.environ["LOCAL_RANK"] = str(int(os.environ["RANK"]) % per_node)
     seen: dict[str, Any] = {"gpus": per_node, "own": int(os.environ["RANK"])}
     current = [0]  # the current device, as torch.cuda would have it
@@ -132,6 +135,7 @@ def main(program: Any, per_node: int) -> Any:
 
 
 def load(program: Any, root: str) -> Any:
+    """Row 18: who downloads into an empty folder, and the first batch."""
     dist.barrier()
     loader = program(Pictures, root)
     try:
@@ -141,6 +145,7 @@ def load(program: Any, root: str) -> Any:
 
 
 def count(program: Any) -> Any:
+    """Row 16: the number of images in sets of 6 and 4."""
     return program(Noted([(torch.ones(1), 0)] * 6), Noted([(torch.ones(1), 0)] * 4))
 
 
@@ -154,6 +159,7 @@ def _attempt(fn: Any, *args: Any) -> str:
 
 
 def listing(text: str) -> Any:
+    """Rows 8 and 17: what fails when the names of the text are used."""
     names: dict[str, Any] = {"__name__": "listing"}
     exec(compile(text, "listing", "exec"), names)
     batch = torch.ones(1, 2)
@@ -165,6 +171,7 @@ def listing(text: str) -> Any:
 
 
 def lenet(program: Any) -> Any:
+    """Row 19: how many outputs 32 images give, and the layers with nothing between them."""
     layers: list[tuple[str, Any, Any]] = []
     model = program()
     for name, module in model.named_modules():
@@ -188,6 +195,7 @@ class _Knows(nn.Module):
 
 
 def evaluate(program: Any) -> Any:
+    """Row 20: the accuracy, and which images were fetched for it."""
     guesses = [1, 1, 1, 0, 1, 0, 1, 0, 1, 0]  # all labels are 1: 6 of 10 are right, and 8 of 12 with the first twice
     images = Noted([(torch.tensor([float(guess)]), 1) for guess in guesses])
     value = program(_Knows(), images)
@@ -195,6 +203,7 @@ def evaluate(program: Any) -> Any:
 
 
 def ask(program: Any) -> Any:
+    """Row 3: the answer, and whether an RPC agent is left."""
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     try:
         answer = program()
@@ -206,6 +215,8 @@ def ask(program: Any) -> Any:
 
 
 def handled(program: Any) -> Any:
+    """Row 5: the class of each error that the program did not catch."""
+
     def network() -> None:
         dist.TCPStore("127.0.0.1", 1, is_master=False, timeout=timedelta(seconds=0.2))
 
@@ -236,6 +247,7 @@ def handled(program: Any) -> Any:
 
 
 def guarded(text: str) -> Any:
+    """Row 6: how often the text calls ``train``, which raises."""
     calls: list[None] = []
 
     def train() -> None:
@@ -247,6 +259,7 @@ def guarded(text: str) -> Any:
 
 
 def careful(program: Any) -> Any:
+    """Row 4: four steps, of which rank 1 fails once in step 1."""
     failed: list[int] = []
 
     def step(number: int) -> None:
@@ -261,12 +274,14 @@ def careful(program: Any) -> Any:
 
 
 def parameters(program: Any) -> Any:
+    """Row 10: what is claimed, and what DDP holds, of 28 parameters."""
     model = nn.Linear(6, 4)
     there = sum(parameter.numel() for parameter in DDP(model).parameters())
     return {"said": program(28, dist.get_world_size()), "there": there}
 
 
 def wrap(program: Any) -> Any:
+    """Row 11: how many of 900 parameters this rank holds."""
     model = program(nn.Sequential(nn.Linear(30, 30, bias=False)))
     mine = sum(getattr(p, "to_local", lambda p=p: p)().numel() for p in model.parameters())
     model(torch.ones(2, 30)).sum().backward()
@@ -274,6 +289,7 @@ def wrap(program: Any) -> Any:
 
 
 def update(program: Any) -> Any:
+    """Row 12: the change of a weight, claimed, and made by DDP with Adam."""
     gradients = [3.0, -1.0, -1.0][: dist.get_world_size()]
     model = DDP(_line())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -283,4 +299,5 @@ def update(program: Any) -> Any:
 
 
 def remote(program: Any) -> Any:
+    """Row 2: the weight on worker1, which was 2, after a step."""
     return program(2.0)

@@ -297,5 +297,7 @@ def chosen(answers: Any) -> Verdict:
         "FairScale is by": "Meta",
         "Megatron-LM is by": "NVIDIA",
     }
-    wrong = [name for name, fact in facts.items() if not isinstance(answers, dict) or answers.get(name) != fact]
+    wrong = [
+        name for name, fact in facts.items() if not isinstance(answers, dict) or str(answers.get(name)) != str(fact)
+    ]
     return listed([f"not so: {', '.join(wrong)}"] if wrong else [], "all four are right")

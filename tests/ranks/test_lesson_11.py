@@ -9,6 +9,7 @@ from typing import Any
 import nbformat
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from lesson import NOTEBOOKS, Lesson, definitions, torchrun
 from torch.utils.data import DataLoader
@@ -223,6 +224,12 @@ def test_details_tell_what_the_ranks_printed_and_where_they_failed(cells: Any) -
 
 
 # What the text claims ---------------------------------------------------------------------------------
+
+
+def test_the_family_of_errors_is_as_the_text_says() -> None:
+    """Three siblings below DistError, which is a RuntimeError."""
+    assert set(dist.DistError.__subclasses__()) == {dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError}
+    assert dist.DistError.__base__ is RuntimeError
 
 
 def test_pictures_fail_as_cifar10_does(tmp_path: Path) -> None:
