@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ddplab.faults import communication, mismatch
+from ddplab.faults import communication, ddp, initialisation, mismatch
 from ddplab.faults.fault import FAULTS, Fault, Seen
 
 __all__ = ["FAULTS", "Fault", "Seen", "get", "names", "run", "table"]
 
 
-_FILES = (communication, mismatch)  # each puts its faults into FAULTS when it is loaded, in this order
+_FILES = (
+    initialisation,
+    communication,
+    mismatch,
+    ddp,
+)  # each puts its faults into FAULTS when it is loaded, in this order
 
 
 def names(category: str = "") -> list[str]:
