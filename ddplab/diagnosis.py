@@ -105,9 +105,8 @@ def _stood(alike: Sequence[Standing]) -> str:
     if first.call is not None:
         since = min(one.located.time_s - one.call.time_s for one in alike if one.located and one.call)
         ddp = ", where DDP averages gradients," if first.call.name == "backward" and first.has_ddp else ""
-        return f"{who} wait{'s' * single} in {describe(first.call)}{ddp} since {since:.1f} s" + (
-            f", {at}" if at else ""
-        )
+        waits = f"wait{'s' * single} {'in' if first.call.since_s is None else 'for'}"
+        return f"{who} {waits} {describe(first.call)}{ddp} since {since:.1f} s" + (f", {at}" if at else "")
     if where:
         inside = f", in torch's {where.call}" if where.call else ""
         return f"{who} {'is' if single else 'are'} {at}{inside}"
@@ -200,7 +199,7 @@ def describe(call: ev.Call) -> str:
         call.name
     )
     peer = f"{direction}{call.peer}" if direction and call.peer is not None else ""
-    return f"{call.name}{number}{peer}" + (f" ({', '.join(details)})" if details else "")
+    return f"{call.name.removeprefix('wait of ')}{number}{peer}" + (f" ({', '.join(details)})" if details else "")
 
 
 def ranks(numbers: Iterable[int]) -> str:

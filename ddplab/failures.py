@@ -28,6 +28,7 @@ _STOPPED = {
     "interrupt": ("Interrupted", "the cell was interrupted"),
     "failure": ("Stopped", "stopped after another rank failed"),
 }
+_RPC = {"init_rpc", "rpc_sync", "shutdown", "to_here"}  # these wait for another worker
 # What torch says of a worker of a DataLoader that died, raised, or was too slow; and what to do about it.
 _ALONE = "With num_workers=0 the dataset runs in the rank itself, and a report names its line"
 _LOADER = {
@@ -198,6 +199,11 @@ def _advice(first: Failure, failures: Sequence[Failure], others: bool) -> str:
         if any("timed out waiting" in failure.message.lower() for failure in failures):
             return "find the rank that came late, or never: those that raise had waited for it."
         return "find the rank that ended or returned early: all ranks must make the same collective calls."
+    if first.type == "Timeout" and any(f.where and f.where.call in _RPC for f in failures):
+        return (
+            "find the worker that does not answer: each must call init_rpc, and stay until all others call shutdown. "
+            "Slow work takes a larger timeout_s."
+        )
     if first.type == "Timeout":
         return "compare these lines: all ranks must make the same collective calls. Slow work takes a larger timeout_s."
     if first.signal == "SIGKILL":

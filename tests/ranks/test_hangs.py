@@ -129,7 +129,7 @@ def test_a_wait_for_unfinished_work_is_told_as_such() -> None:
             work.wait()
         time.sleep(FOREVER_S)
 
-    assert "rank 0 waits in wait of all_reduce #1 (shape (2,), float32, SUM) since" in hang(wait).report()
+    assert "rank 0 waits for all_reduce #1 (shape (2,), float32, SUM) since" in hang(wait).report()
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,12 @@ def test_after_the_time_out_of_a_group_the_late_rank_is_sought() -> None:
     assert "find the rank that ended or returned early" in next_step(gone_peer(0, 0.6), gone_peer(1, 0.6))
 
 
+def test_a_hang_in_rpc_sends_one_to_the_other_worker() -> None:
+    """An RPC is no collective: the advice is another."""
+    run = run_of(*waiting(0, 3.0, "timeout", source="rpc.rpc_sync(...)", call="rpc_sync"), *waiting(1, 3.0, "timeout"))
+    assert run.report().splitlines()[-1].startswith("next: find the worker that does not answer: each must call init_rpc")
+
+
 def test_an_answer_that_came_late_is_better_than_none() -> None:
     """Was a bug: the rank had said where it was, but the launcher had just written down that it did not answer."""
     late = ev.Located(0, 2.1, ev.Where("cell In[1]", 4, "f", "loop()"))
