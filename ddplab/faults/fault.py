@@ -8,7 +8,7 @@ import itertools
 import re
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,8 +31,9 @@ class Fault:
     ``sees`` is what each rank is expected to see, by rank, or one text for all: "ValueError: " and the beginning of
     its text, "returns 3.0", "hangs in recv", "SIGKILL", or "echo" for a rank that only loses a peer. In it "…" stands
     for anything, and " or " between what may come in turn. ``root`` is the rank that fails first, None where that is
-    chance. A silent fault raises nothing: ``right`` is what the ranks should return. ``says`` is what
-    they print besides, with "…" as above. ``in_folder`` lets them run in a folder of their own, which goes afterwards.
+    chance. A silent fault raises nothing: ``right`` is what the ranks should return. ``says`` is what they print, or
+    raise below the first line, with "…" as above. ``in_folder`` lets them run in a folder of their own, which goes
+    afterwards.
     """
 
     name: str
@@ -49,6 +50,8 @@ class Fault:
     fix: str = ""
     repaired: Callable[[], Any] | None = None
     needs: Callable[[], str] = str
+    recorded: str = ""
+    recorded_in: str = ""
 
     @property
     def silent(self) -> bool:
@@ -69,13 +72,29 @@ class Fault:
         """What this rank is expected to see."""
         return self.sees if isinstance(self.sees, str) else self.sees[rank]
 
+    @property
+    def elsewhere(self) -> list[str]:
+        """What was recorded on another machine, if anything was."""
+        return [f"recorded ({self.recorded_in}): {self.recorded}"] if self.recorded else []
+
+    def shown(self, told: Sequence[str]) -> str:
+        """The lines that break, what was told of them, and the cure."""
+        broken, repaired = (textwrap.indent(source, "    ") for source in (self.source, self.repaired_source))
+        lines = [f"{self.name}: {self.did}", "", broken, "", *told, *([""] if told else [])]
+        return "\n".join([*lines, f"cure: {self.fix}", "", repaired]).rstrip()
+
+    def __str__(self) -> str:
+        return self.shown(self.elsewhere if self.needs() else [])
+
+    __repr__ = __str__
+
     def run(self, repaired: bool = False, **options: Any) -> Seen:
         """Run it, or its cure, on real ranks. ``options`` are those of ``launch``, in place of the fault's own.
 
         Raises ``RuntimeError`` where this machine lacks what it needs.
         """
         if lacking := self.needs():
-            raise RuntimeError(f"{self.name} cannot be run here: {lacking}")
+            raise RuntimeError("\n".join([f"{self.name} cannot be run here: {lacking}", *self.elsewhere]))
         fn = _as_cell(self.repaired if repaired and self.repaired else self.broken, self.name)
         defaults = {"world_size": 2, "backend": "gloo", "timeout_s": 20.0, "threads": 1, "view": "quiet"}
         with _new_folder() if self.in_folder else contextlib.nullcontext():
@@ -108,27 +127,27 @@ class Seen:
         ranks = range(self.run.world_size)
         if not all(fits(self.fault.expected(rank), saw(self.run, rank)) for rank in ranks):
             return False
-        if not fits(f"…{self.fault.says}", self.run.output()):
+        if not fits(f"…{self.fault.says}", "\n".join([self.run.output(), *(one.message for one in self.run.failures)])):
             return False
         if self.fault.silent:
             return self.run.ok and self.fault.right != tuple(self.run.results)
         return not self.run.failures or self.fault.root in (None, self.run.failures[0].rank)
 
     def __str__(self) -> str:
-        fault = self.fault
-        did, source = (fault.fix, fault.repaired_source) if self.repaired else (fault.did, fault.source)
-        lines = [f"{fault.name}{', cured' * self.repaired}: {did}", "", textwrap.indent(source, "    "), ""]
-        lines += [f"rank {rank}: {text}" for rank, text in self.by_rank.items()]
-        if fault.silent and not self.repaired:
-            lines.append(f"no error, but wrong: right is {', '.join(map(repr, fault.right or ()))}")
-        if not self.repaired:
-            lines += ["", f"cure: {fault.fix}", "", textwrap.indent(fault.repaired_source, "    ")]
-        return "\n".join(lines).rstrip()
+        fault, told = self.fault, [f"rank {rank}: {text}" for rank, text in self.by_rank.items()]
+        if self.repaired:
+            return "\n".join(
+                [f"{fault.name}, cured: {fault.fix}", "", textwrap.indent(fault.repaired_source, "    "), "", *told]
+            )
+        if fault.silent:
+            told.append(f"no error, but wrong: right is {', '.join(map(repr, fault.right or ()))}")
+        return fault.shown(told)
 
     __repr__ = __str__
 
 
 FAULTS: dict[str, Fault] = {}
+FIELDS = ("root", "right", "says", "in_folder", "needs", "recorded", "recorded_in")  # what is no option of launch
 
 
 def fault(category: str, did: str, sees: Mapping[int, str] | str, cause: str, **more: Any) -> Callable[..., Any]:
@@ -139,7 +158,7 @@ def fault(category: str, did: str, sees: Mapping[int, str] | str, cause: str, **
 
     def keep(broken: Callable[[], Any]) -> Callable[[], Any]:
         name = broken.__name__.replace("_", "-")
-        fields = {key: more.pop(key) for key in ("root", "right", "says", "in_folder", "needs") if key in more}
+        fields = {key: more.pop(key) for key in FIELDS if key in more}
         FAULTS[name] = Fault(name, category, did, sees, cause, broken, more, **fields)
 
         def cured_by(fix: str) -> Callable[..., Any]:

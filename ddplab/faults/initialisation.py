@@ -247,6 +247,11 @@ def nccl_without_gpu_repaired():
     backend=None,
     env={"CUDA_VISIBLE_DEVICES": "0"},
     timeout_s=60.0,
+    recorded="torch.distributed.DistBackendError: NCCL error in: "
+    "../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1333, invalid usage (run with NCCL_DEBUG=WARN for "
+    "details), NCCL version 2.18.6\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+    "Last error:\nDuplicate GPU detected : rank 2 and rank 0 both on CUDA device 4000",
+    recorded_in="csguoh/MambaIR#39",
 )
 def more_ranks_than_gpus():
     dist.init_process_group("nccl")

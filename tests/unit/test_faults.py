@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from recorded import raised, run_of, waiting
@@ -59,3 +61,14 @@ def test_a_name_that_is_none_is_refused_with_those_that_are_near() -> None:
     """A slip of the keyboard is recognised."""
     with pytest.raises(ValueError, match="there is no fault 'shape-lager'; shape-larger"):
         faults.run("shape-lager")
+
+
+def test_where_a_fault_cannot_be_run_it_shows_what_was_recorded_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said to be recorded, and where."""
+    told = {"needs": lambda: "a GPU", "recorded": "RuntimeError: no", "recorded_in": "owner/repo#1"}
+    monkeypatch.setitem(faults.FAULTS, "no-gpu", replace(faults.get("peer-raises"), **told))
+    said = "recorded (owner/repo#1): RuntimeError: no"
+    assert faults.table(["no-gpu"])[0]["what each rank saw"] == f"(not run: a GPU)\n{said}"
+    assert said in str(faults.get("no-gpu"))
+    with pytest.raises(RuntimeError, match=re.escape(f"cannot be run here: a GPU\n{said}")):
+        faults.run("no-gpu")
