@@ -41,12 +41,12 @@ CHECKS = {
     6: Check("a try: that holds only a comment", trials.guarded, verdicts.compiled),
     7: Check("no zero_grad()", trials.train, verdicts.zeroed),
     8: Check("train_data = ...", trials.listing, verdicts.filled),
-    9: Check("no destroy_process_group()", trials.main, verdicts.closed, MACHINES, None, 3.0),
+    9: Check("no destroy_process_group()", trials.main, verdicts.closed, MACHINES, None, 5.0),
     10: Check("DDP splits the model", trials.parameters, verdicts.replicated),
     11: Check("DDP trains models that do not fit", trials.wrap, verdicts.sharded),
     12: Check("updates are averaged", trials.update, verdicts.updated),
-    13: Check("rank=local_rank", trials.main, verdicts.joined, MACHINES, None, 3.0),
-    14: Check("no set_device()", trials.main, verdicts.placed, MACHINES, None, 3.0),
+    13: Check("rank=local_rank", trials.main, verdicts.joined, MACHINES, None, 5.0),
+    14: Check("no set_device()", trials.main, verdicts.placed, MACHINES, None, 5.0),
     15: Check("no set_epoch()", trials.train, verdicts.reordered),
     16: Check("the loop variable hides the module data", trials.count, verdicts.ran),
     17: Check("names not imported, no forward", trials.listing, verdicts.complete),
@@ -75,6 +75,8 @@ class Status:
 
     def check(self, program: Any, *rows: int) -> Status:
         """Run ``program`` on ranks and judge these rows, in limited time; gives their part of the table."""
+        if not rows:
+            raise ValueError("say which rows: status.check(train, 7, 15)")
         if unknown := [row for row in rows if row not in CHECKS]:
             raise ValueError(f"there is no row {unknown[0]}: they are numbered from 1 to {len(CHECKS)}")
         runs: dict[Any, Run | str] = {}

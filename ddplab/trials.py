@@ -35,7 +35,7 @@ class Pictures(Dataset[Any]):
         file = Path(root, "pictures.pt")
         if download and not file.exists():
             log(downloads=1)
-            time.sleep(0.3)  # the network; the others begin meanwhile
+            time.sleep(0.6)  # the network; the others begin meanwhile
             mine = file.with_suffix(f".{os.getpid()}")
             torch.save(ShapesDataset(8).pixels, mine)
             mine.replace(file)

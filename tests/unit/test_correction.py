@@ -94,6 +94,8 @@ def test_the_table_has_all_21_rows_and_only_these() -> None:
     assert list(CHECKS) == [*range(1, 22)]
     with pytest.raises(ValueError, match="there is no row 22"):
         Status().check(print, 22)
+    with pytest.raises(ValueError, match="say which rows"):
+        Status().check(print)
 
 
 def test_states_are_coloured_in_a_notebook_and_only_states() -> None:
