@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ddplab.faults import communication, ddp, initialisation, mismatch
+from ddplab.faults import communication, data, ddp, initialisation, launcher, mismatch, nccl, resources, rpc
 from ddplab.faults.fault import FAULTS, Fault, Seen
 
 __all__ = ["FAULTS", "Fault", "Seen", "get", "names", "run", "table"]
@@ -16,6 +16,11 @@ _FILES = (
     communication,
     mismatch,
     ddp,
+    data,
+    rpc,
+    nccl,
+    launcher,
+    resources,
 )  # each puts its faults into FAULTS when it is loaded, in this order
 
 
@@ -50,12 +55,15 @@ def run(name: str, repaired: bool = False, **options: Any) -> Seen:
 def table(names: Iterable[str] = ()) -> list[dict[str, Any]]:
     """Run faults, all by default, and give a row for each: what one did, what each rank saw, and what cures it.
 
-    Faults that this machine cannot run have what it lacks in place of what the ranks saw.
+    Faults that this machine cannot run have what it lacks, and what was recorded elsewhere, in place of what the
+    ranks saw.
     """
     rows = []
     for one in map(get, names or FAULTS):
         row = {"fault": one.name, "category": one.category, "what you did": one.did}
-        row["what each rank saw"] = f"(not run: {lacks})" if (lacks := one.needs()) else _told(one.run().by_rank)
+        lacks = one.needs()
+        told = "\n".join([f"(not run: {lacks})", *one.elsewhere]) if lacks else _told(one.run().by_rank)
+        row["what each rank saw"] = told
         rows.append(row | {"cure": one.fix})
     return rows
 

@@ -43,11 +43,6 @@ def _may_fork():
     return "" if hasattr(os, "fork") else "os.fork"
 
 
-def _has_gpu():
-    """What is missing for NCCL."""
-    return "" if torch.cuda.is_available() and dist.is_nccl_available() else "a GPU"
-
-
 # What init_process_group is told -------------------------------------------------------------------------
 
 
@@ -235,33 +230,6 @@ def nccl_without_gpu():
 @nccl_without_gpu.cured_by("choose the backend by what there is")
 def nccl_without_gpu_repaired():
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-
-
-@fault(
-    "nccl_backend",
-    did="two ranks use the same GPU",
-    sees="DistBackendError: NCCL error in: … or echo",
-    root=None,
-    cause="duplicate-gpu",
-    needs=_has_gpu,
-    backend=None,
-    env={"CUDA_VISIBLE_DEVICES": "0"},
-    timeout_s=60.0,
-    recorded="torch.distributed.DistBackendError: NCCL error in: "
-    "../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1333, invalid usage (run with NCCL_DEBUG=WARN for "
-    "details), NCCL version 2.18.6\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
-    "Last error:\nDuplicate GPU detected : rank 2 and rank 0 both on CUDA device 4000",
-    recorded_in="csguoh/MambaIR#39",
-)
-def more_ranks_than_gpus():
-    dist.init_process_group("nccl")
-    dist.all_reduce(torch.ones(2, device="cuda:0"))
-
-
-@more_ranks_than_gpus.cured_by("one GPU for each rank, cuda:LOCAL_RANK; where there are too few, fewer ranks or gloo")
-def more_ranks_than_gpus_repaired():
-    dist.init_process_group("gloo")
-    dist.all_reduce(torch.ones(2))
 
 
 # Where the ranks meet ------------------------------------------------------------------------------------
