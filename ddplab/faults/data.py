@@ -263,7 +263,7 @@ def no_batches_repaired():
     did="rank 1 has one batch more than rank 0: its last all_reduce waits for a rank that is in another call by then",
     sees={0: "hangs in barrier", 1: "hangs in all_reduce"},
     root=None,
-    cause="call-missing",
+    cause="order-differs",
     timeout_s=1.5,
 )
 def uneven_batches():

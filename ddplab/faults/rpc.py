@@ -105,7 +105,7 @@ def rpc_same_name_repaired():
     did="init_rpc is told of one worker more than there are, and waits for it",
     sees="hangs in init_rpc",
     root=None,
-    cause="hang-in-init",
+    cause="rpc-init-waits",
     backend=None,
     timeout_s=1.5,
 )
