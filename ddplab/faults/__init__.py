@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ddplab import tables
 from ddplab.faults import communication, data, ddp, initialisation, launcher, mismatch, nccl, resources, rpc
 from ddplab.faults.fault import FAULTS, Fault, Seen
 
@@ -52,13 +53,25 @@ def run(name: str, repaired: bool = False, **options: Any) -> Seen:
     return get(name).run(repaired, **options)
 
 
-def table(names: Iterable[str] = ()) -> list[dict[str, Any]]:
+class Table(list[dict[str, Any]]):
+    """Rows that a notebook shows as a table, and ``print`` as aligned text."""
+
+    def _repr_html_(self) -> str:
+        return tables.to_html(self)
+
+    def __str__(self) -> str:
+        return tables.to_text(self)
+
+    __repr__ = __str__
+
+
+def table(names: Iterable[str] = ()) -> Table:
     """Run faults, all by default, and give a row for each: what one did, what each rank saw, and what cures it.
 
     Faults that this machine cannot run have what it lacks, and what was recorded elsewhere, in place of what the
     ranks saw.
     """
-    rows = []
+    rows = Table()
     for one in map(get, names or FAULTS):
         row = {"fault": one.name, "category": one.category, "what you did": one.did}
         lacks = one.needs()

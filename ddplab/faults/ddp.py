@@ -151,7 +151,7 @@ def all_frozen_repaired():
 @fault(
     CATEGORY,
     did="a layer is unfrozen after wrapping: DDP does not know of it",
-    sees="returns …",
+    sees={0: "returns 0.0", 1: "returns 1.0"},
     right=(0.5, 0.5),
     cause="unfrozen-later",
 )

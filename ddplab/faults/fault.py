@@ -8,7 +8,7 @@ import itertools
 import re
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,14 +77,10 @@ class Fault:
         """What was recorded on another machine, if anything was."""
         return [f"recorded ({self.recorded_in}): {self.recorded}"] if self.recorded else []
 
-    def shown(self, told: Sequence[str]) -> str:
-        """The lines that break, what was told of them, and the cure."""
-        broken, repaired = (textwrap.indent(source, "    ") for source in (self.source, self.repaired_source))
-        lines = [f"{self.name}: {self.did}", "", broken, "", *told, *([""] if told else [])]
-        return "\n".join([*lines, f"cure: {self.fix}", "", repaired]).rstrip()
-
     def __str__(self) -> str:
-        return self.shown(self.elsewhere if self.needs() else [])
+        told = self.elsewhere if self.needs() else []
+        broken = [f"{self.name}: {self.did}", _indented(self.source), *told]
+        return "\n".join([*broken, f"cure: {self.fix}", _indented(self.repaired_source)])
 
     __repr__ = __str__
 
@@ -136,12 +132,11 @@ class Seen:
     def __str__(self) -> str:
         fault, told = self.fault, [f"rank {rank}: {text}" for rank, text in self.by_rank.items()]
         if self.repaired:
-            return "\n".join(
-                [f"{fault.name}, cured: {fault.fix}", "", textwrap.indent(fault.repaired_source, "    "), "", *told]
-            )
+            return "\n".join([f"{fault.name}, cured: {fault.fix}", _indented(fault.repaired_source), *told])
         if fault.silent:
             told.append(f"no error, but wrong: right is {', '.join(map(repr, fault.right or ()))}")
-        return fault.shown(told)
+        told.append(f'cure: faults.run("{fault.name}", repaired=True)')
+        return "\n".join([f"{fault.name}: {fault.did}", _indented(fault.source), *told])
 
     __repr__ = __str__
 
@@ -202,6 +197,10 @@ def fits(expected: str, seen: str) -> bool:
     """
     ways = (".*".join(map(re.escape, way.split("…"))) for way in expected.split(" or "))
     return any(re.match(way, seen, re.DOTALL) for way in ways)
+
+
+def _indented(source: str) -> str:
+    return f"\n{textwrap.indent(source, '    ')}\n"
 
 
 @contextlib.contextmanager

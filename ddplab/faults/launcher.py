@@ -66,6 +66,37 @@ print("local rank", parser.parse_args().local_rank)
 
 @fault(
     CATEGORY,
+    did="the script demands --local_rank, which torchrun does not give",
+    sees="ChildFailedError: ",
+    says="train.py: error: the following arguments are required: --local_rank",
+    cause="local-rank-argument",
+    in_folder=True,
+    world_size=1,
+    backend=None,
+)
+def local_rank_required():
+    script = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, required=True)
+print("local rank", parser.parse_args().local_rank)
+"""
+    Path("train.py").write_text(script)
+    torchrun(["--standalone", "train.py"])
+
+
+@local_rank_required.cured_by("torchrun tells it in the environment: LOCAL_RANK")
+def local_rank_required_repaired():
+    script = """
+import os
+print("local rank", os.environ["LOCAL_RANK"])
+"""
+    Path("train.py").write_text(script)
+    torchrun(["--standalone", "train.py"])
+
+
+@fault(
+    CATEGORY,
     did="the script wants LOCAL_RANK, and plain python starts it",
     sees="KeyError: 'LOCAL_RANK'",
     cause="local-rank-variable",
@@ -276,6 +307,30 @@ def forgotten_rank():
 def forgotten_rank_repaired():
     def work(rank):
         print("at work")
+
+    mp.start_processes(work, start_method="fork")
+
+
+@fault(
+    CATEGORY,
+    did="a process of spawn ends by sys.exit, with a code that is not 0",
+    sees="ProcessExitedException: process 0 terminated with exit code 3",
+    cause="rank-raised",
+    needs=_may_fork,
+    world_size=1,
+    backend=None,
+)
+def exit_under_spawn():
+    def work(rank):
+        sys.exit(3)
+
+    mp.start_processes(work, start_method="fork")
+
+
+@exit_under_spawn.cured_by("return, or raise an exception: then its traceback comes back, and not a number alone")
+def exit_under_spawn_repaired():
+    def work(rank):
+        return
 
     mp.start_processes(work, start_method="fork")
 

@@ -13,8 +13,8 @@ CATEGORY = "collective_mismatch"
 @fault(
     CATEGORY,
     did="rank 1 gives more elements than rank 0",
-    sees="hangs or returns or RuntimeError: … or echo",
-    root=None,
+    sees={0: "returns", 1: "RuntimeError: …"},
+    root=1,
     cause="collective-shape",
 )
 def shape_larger():
@@ -68,7 +68,7 @@ def dtype_repaired():
 @fault(
     CATEGORY,
     did="rank 0 sums, rank 1 takes the largest",
-    sees="returns …",
+    sees="returns [3.0, 3.0, 2.0, 2.0]",
     right=([3.0] * 4, [3.0] * 4),
     cause="reduce-op",
 )
@@ -88,7 +88,7 @@ def reduce_op_repaired():
 @fault(
     CATEGORY,
     did="rank 0 calls all_reduce, rank 1 broadcast",
-    sees="hangs or returns or RuntimeError: … or echo",
+    sees={0: "hangs in all_reduce", 1: "hangs in broadcast"},
     root=None,
     cause="collective-op",
     timeout_s=1.5,
@@ -110,7 +110,7 @@ def other_collective_repaired():
 @fault(
     CATEGORY,
     did="rank 1 reduces loss and accuracy in the other order",
-    sees="returns …",
+    sees="returns {'loss': 2.5, 'accuracy': 2.5}",
     right=({"loss": 4.0, "accuracy": 1.0}, {"loss": 4.0, "accuracy": 1.0}),
     cause="collective-order",
 )
@@ -132,7 +132,7 @@ def order_repaired():
 @fault(
     CATEGORY,
     did="rank 1 skips a collective: its next one meets another call of rank 0",
-    sees="hangs or returns or RuntimeError: … or echo",
+    sees={0: "hangs in barrier", 1: "hangs in all_reduce"},
     root=None,
     cause="skipped-collective",
     timeout_s=1.5,
@@ -252,7 +252,7 @@ def short_list_repaired():
 @fault(
     CATEGORY,
     did="a column of a matrix, which is not contiguous, is reduced in place",
-    sees="returns …",
+    sees="returns [2.0, 2.0, 1.0]",
     right=([2.0, 2.0, 2.0], [2.0, 2.0, 2.0]),
     cause="not-contiguous",
 )
