@@ -72,6 +72,7 @@ def missing_variable_repaired():
     "environment variable MASTER_ADDR expected",
     cause="env-missing",
     env={"MASTER_ADDR": None},
+    world_size=1,
     backend=None,
 )
 def missing_master():
@@ -221,6 +222,7 @@ def mpi_backend_repaired():
     "or RuntimeError: Distributed package doesn't have NCCL built in",
     cause="nccl-without-gpu",
     env={"CUDA_VISIBLE_DEVICES": ""},
+    world_size=1,
     backend=None,
 )
 def nccl_without_gpu():
@@ -307,6 +309,7 @@ def rank_0_absent_repaired():
     did="MASTER_ADDR is a name that this machine cannot resolve",
     sees="DistNetworkError: The client socket has timed out after 500ms while trying to connect to (node-0.invalid, …",
     cause="master-unreachable",
+    world_size=1,
     backend=None,
 )
 def wrong_master_addr():
@@ -374,12 +377,14 @@ def world_of_one_repaired():
 def rank_out_of_range():
     os.environ["RANK"] = str(int(os.environ["LOCAL_RANK"]) + 1)
     dist.init_process_group("gloo")
+    dist.barrier()
 
 
 @rank_out_of_range.cured_by("ranks run from 0 to the world size less one")
 def rank_out_of_range_repaired():
     os.environ["RANK"] = str(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("gloo")
+    dist.barrier()
 
 
 @fault(
@@ -393,12 +398,14 @@ def rank_out_of_range_repaired():
 def rank_twice():
     soon = datetime.timedelta(seconds=0.5)
     dist.init_process_group("gloo", rank=0, world_size=2, timeout=soon)
+    dist.barrier()
 
 
 @rank_twice.cured_by("no rank in the code: take it from the launcher")
 def rank_twice_repaired():
     soon = datetime.timedelta(seconds=5)
     dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=2, timeout=soon)
+    dist.barrier()
 
 
 @fault(
@@ -475,8 +482,8 @@ def stale_file_store_repaired():
     CATEGORY,
     did="GLOO_SOCKET_IFNAME names an interface that this machine does not have",
     sees="RuntimeError: …Unable to find address for: eth77",
-    root=None,
     cause="wrong-interface",
+    world_size=1,
     backend=None,
 )
 def wrong_interface():
@@ -523,8 +530,8 @@ def host_name_of_64_characters_repaired():
     CATEGORY,
     did="a cell was run again",
     sees="ValueError: trying to initialize the default process group twice!",
-    root=None,
     cause="init-twice",
+    world_size=1,
     backend=None,
 )
 def init_twice():
@@ -543,8 +550,8 @@ def init_twice_repaired():
     CATEGORY,
     did="a collective is called before init_process_group",
     sees="ValueError: Default process group has not been initialized",
-    root=None,
     cause="no-init",
+    world_size=1,
     backend=None,
 )
 def no_init():
