@@ -1,7 +1,8 @@
 """The known causes of errors, from ``catalog.toml``, and which of them a log shows.
 
 A pattern is plain text. Capitals, blanks and quotation marks do not count, ``*`` stands for up to 200 characters,
-``#`` for a number. A pattern that begins with ``re:`` is a regular expression for the squeezed text.
+``#`` for a number. A pattern that begins with ``re:`` is a regular expression for the squeezed text; its group "at",
+if it has one, shows the line.
 """
 
 from __future__ import annotations
@@ -92,14 +93,19 @@ class View:
     """Lines as one squeezed text, in which a position leads back to its line."""
 
     def __init__(self, lines: Sequence[LogLine]) -> None:
-        parts = [squeeze(line.text) for line in lines]
+        # The logger's file is part of what a line says, but must not stand within a text that was wrapped.
+        files = [*(line.file for line in lines), ""]
+        said = [line.text if line.file == files[at - 1] else line.file + line.text for at, line in enumerate(lines)]
+        parts = list(map(squeeze, said))
         self.lines, self.text = lines, "".join(parts)
         self._begins = list(accumulate(map(len, parts[:-1]), initial=0))
 
     def found(self, pattern: str) -> Iterator[LogLine]:
-        """The lines in which the pattern begins."""
-        for match in _compiled(pattern).finditer(self.text):
-            yield self.lines[bisect_right(self._begins, match.start()) - 1]
+        """The lines in which the pattern begins, or its group "at" if it has one."""
+        compiled = _compiled(pattern)
+        group = "at" if "at" in compiled.groupindex else 0
+        for match in compiled.finditer(self.text):
+            yield self.lines[bisect_right(self._begins, match.start(group)) - 1]
 
 
 def _views(lines: Sequence[LogLine]) -> list[View]:

@@ -36,7 +36,7 @@ COLLECT = (
 _FINAL = re.compile(r"(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Warning|Exit|Iteration)(?::.*|\s*)$")
 _LIBRARY = re.compile(
     r"(?:[\w.]+\.)?(?:ChildFailedError|Process(?:Raised|Exited)Exception|\w*Warning|CalledProcessError|Dist\w*Error"
-    r"|Rendezvous\w*|SystemExit|nccl\w+|RuntimeError: (?:NCCL|\[|Gloo|Process group|Socket))\b"
+    r"|Rendezvous\w*|SystemExit|nccl\w+|\w+: (?:NCCL|\[|Gloo|Process group|Socket|E[A-Z]{4}|RPCErr|Conn|Broken))"
 )
 
 

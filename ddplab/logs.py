@@ -26,7 +26,7 @@ _NEWS = (
     b"refused", b"reset", b"closed", b"memory", b"enforce", b"notbeen", b"alreadyinuse", b"unrecognized", b"exit",
     b"isnot", b"mustbe", b"hasno", b"fault", b"unknown", b"missing", b"outof", b"limit", b"hang", b"freez", b"only",
     b"waiting", b"toomany", b"[e", b"fatal", b"[c10d]", b"assert", b"stuck", b"deadlock", b"notwork", b"same", b"twice",
-    b"unavailable", b"undefined", b"differ",
+    b"unavailable", b"undefined", b"differ", b"[w", b"didnt",
 )  # fmt: skip
 _DULL = {b"warn", b"only", b"same", b"expected", b"limit", b"waiting", b"twice", b"missing", b"exit", b"reset"}
 _HEX = b"abcdef"
@@ -37,7 +37,7 @@ _NOTHING = dict.fromkeys(map(ord, " \t\r\n\v\f\0\xa0\u200b\ufeff'\"`\u2018\u2019
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|\^\[\[[0-9;]*m|(?<!\w)\[\d\d?(?:;\d\d?)*m")
 _CLOCK = r"(?P<clock>\d\d:\d\d:\d\d(?:[.,]\d+)?)"
 _GLOG = rf"[EWIF](?P<date>\d{{3,8}}) {_CLOCK}"
-_SOURCE = r"[\w./\\-]+\.(?:cpp|h|hpp|cu|cc|py):\d+\]"
+_SOURCE = r"(?:[\w./\\-]*[/\\])?(?P<file>[\w-]+\.(?:cpp|h|hpp|cu|cc|py)):\d+\]"
 _PREFIXES = [
     re.compile(pattern)
     for pattern in (
@@ -64,17 +64,18 @@ class LogLine:
     """One line: what the program said, without what loggers and launchers put before it.
 
     ``number`` counts from 1. ``source`` is who said it ("rank 3", "worker pid=812"), ``time`` is the clock as the
-    log gives it; each is "" where the log does not tell.
+    log gives it, ``file`` the source file of the logger; each is "" where the log does not tell.
 
     >>> [line] = read("[rank3]:[E417 10:00:01.5 x.cpp:6] Watchdog caught")
     >>> line
-    LogLine(number=1, text='Watchdog caught', source='rank 3', time='417 10:00:01.5')
+    LogLine(number=1, text='Watchdog caught', source='rank 3', time='417 10:00:01.5', file='x.cpp')
     """
 
     number: int
     text: str
     source: str = ""
     time: str = ""
+    file: str = ""
 
 
 def squeeze(text: str) -> str:
@@ -126,7 +127,8 @@ def _parsed(number: int, text: str, tasks: bool) -> LogLine:
     source = f"rank {told['rank']}" if "rank" in told else told.get("who", "")
     if not source and "pid" in told:
         source = f"{told['host']} pid {told['pid']}"
-    return LogLine(number, text, source, f"{told.get('date', '')} {told.get('clock', '')}".strip())
+    time = f"{told.get('date', '')} {told.get('clock', '')}".strip()
+    return LogLine(number, text, source, time, told.get("file", ""))
 
 
 # Long logs ---------------------------------------------------------------------------------------------
