@@ -81,6 +81,11 @@ class Explanation:
         """Whether a cause was found, or nothing is wrong."""
         return bool(self.id)
 
+    @property
+    def certain(self) -> bool:
+        """Whether the text names the cause, and not only that some rank failed by its own code."""
+        return self.sure == _sure(CAUSE) and self.id not in ("peer-raised", "rank-raised")
+
     def rows(self) -> list[tuple[str, str]]:
         """The parts with their titles, in the order in which they are shown."""
         kind = [("kind", f"{CATEGORIES[self.category]}: {self.id}")] if self.category else []

@@ -120,7 +120,16 @@ class Run:
         """What lies behind the verdict: the first traceback, what the other ranks did, and what to do next."""
         first = self.failures[0].rank if self.failures else None
         standing = [*diagnosis.standing(self.events, self.world_size), *self.findings]
-        return failures.report(self.failures, self.output(first).splitlines()[-5:], standing)
+        report = failures.report(self.failures, self.output(first).splitlines()[-5:], standing)
+        plain = report.rpartition("\n")[2].startswith(("next: mend", "next: read the traceback"))
+        return f"{report}\n{more}" if plain and (more := self._known_cause()) else report
+
+    def _known_cause(self) -> str:
+        """A line with the cause, if the first failure's text names one; "" otherwise."""
+        from ddplab.explanation import explain  # its catalogue is read when something has failed
+
+        told = explain(self)
+        return f"explain(run) says more: {told.sentence}" if told.certain else ""
 
     @cached_property
     def collectives(self) -> tuple[ev.Call, ...]:

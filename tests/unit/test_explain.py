@@ -236,6 +236,15 @@ def test_a_rank_failed_error_is_explained_by_its_run() -> None:
     assert explain(caught.value) == explain(run)
 
 
+def test_a_report_of_a_run_names_a_known_cause() -> None:
+    """What launch raises ends with a line of explain, if the text names the cause; else it stays as it was."""
+    known = run_of(raised(0, 0.2, "ValueError", TWICE.partition(": ")[2]), gone_peer(1, 0.3))
+    last = "explain(run) says more: init_process_group was called twice in one process."
+    assert known.report().splitlines()[-1] == last and "next: mend" in known.report()
+    for run in (run_of(raised(0, 0.2), gone_peer(1, 0.3)), run_of(gone_peer(0, 0.1), ev.Result(1, 0.1, 1))):
+        assert run.report().splitlines()[-1].startswith("next: ")
+
+
 def test_a_killed_rank_and_a_hang_are_explained() -> None:
     """Ends without an exception, and runs that were stopped."""
     assert explain(run_of(ev.Exited(0, 1.0, -9), gone_peer(1, 1.1))).id == "killed"

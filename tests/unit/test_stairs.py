@@ -11,9 +11,9 @@ PACKAGE = Path(__file__).parents[2] / "ddplab"
 STAIRS = [
     {"errors", "events", "data", "leftovers", "logs"},
     {"places", "capture", "machine", "rendezvous", "processes", "diagnosis", "board", "catalog"},
-    {"shipping", "tracing", "telling", "failures", "receipt", "checks", "panel", "timeline"},
+    {"shipping", "tracing", "telling", "failures", "receipt", "checks", "panel", "timeline", "explanation"},
     {"run", "profiling", "trials"},
-    {"worker", "tables", "view", "explanation"},
+    {"worker", "tables", "view"},
     {"preload", "job", "verdicts"},
     {"launcher", "checkup"},
     {"plots", "correction"},
