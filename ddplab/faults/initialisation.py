@@ -446,33 +446,34 @@ def missing_key_repaired():
     backend=None,
 )
 def stale_file_store():
-    def train(seconds):
-        rank, limit = int(os.environ["RANK"]), datetime.timedelta(seconds=seconds)
-        dist.init_process_group(
-            "gloo", init_method="file://" + os.path.abspath("store"), rank=rank, world_size=2, timeout=limit
-        )
+    def train(rank, seconds):
+        where, limit = "file://" + os.path.abspath("store"), datetime.timedelta(seconds=seconds)
+        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=2, timeout=limit)
 
-    if os.fork() == 0:  # the earlier run: it ends without destroy_process_group
-        train(20)
-        os._exit(0)
-    os.wait()
-    time.sleep(5 * int(os.environ["RANK"]))
-    train(0.2)
+    if os.environ["RANK"] == "0":
+        for rank in range(2):  # the earlier run: its ranks end without destroy_process_group
+            if os.fork() == 0:
+                train(rank, 20)
+                os._exit(0)
+        os.wait(), os.wait()
+    else:
+        time.sleep(5)
+    train(int(os.environ["RANK"]), 0.2)
 
 
 @stale_file_store.cured_by("a new name for each run, or delete the file before; better env://, which needs none")
 def stale_file_store_repaired():
-    def train(seconds, run):
-        rank, limit = int(os.environ["RANK"]), datetime.timedelta(seconds=seconds)
-        dist.init_process_group(
-            "gloo", init_method="file://" + os.path.abspath(f"store{run}"), rank=rank, world_size=2, timeout=limit
-        )
+    def train(rank, name):
+        where = "file://" + os.path.abspath(name)
+        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=2)
 
-    if os.fork() == 0:
-        train(20, run=1)
-        os._exit(0)
-    os.wait()
-    train(20, run=2)
+    if os.environ["RANK"] == "0":
+        for rank in range(2):
+            if os.fork() == 0:
+                train(rank, "store1")
+                os._exit(0)
+        os.wait(), os.wait()
+    train(int(os.environ["RANK"]), "store2")
 
 
 # Interfaces and names ------------------------------------------------------------------------------------
