@@ -25,6 +25,8 @@ def stopped(run: Run) -> Verdict:
     first = run.failures[0]
     if first.type == "Timeout":
         return False, f"no end within {run.spec.timeout_s:g} s; print(status.details) tells where each rank was"
+    if run.returned and "closed by peer" in first.message.lower():
+        return False, f"rank {first.rank} waited for a rank that had ended: all must make the same collective calls"
     return False, f"stopped by {first.type}: {first.message.splitlines()[0] if first.message else ''}"[:MAX_CELL]
 
 
@@ -49,6 +51,13 @@ def numbers(values: Any) -> str:
     '1, 1.5, 12'
     """
     return ", ".join(f"{value:.3g}" for value in values)
+
+
+def alone(run: Run) -> Verdict | None:
+    """The words for ranks that work, and are in no process group."""
+    if any(row.name == "without_group" for row in run.metrics):
+        return False, "work(device) found no process group: it was destroyed too early, or never made"
+    return None
 
 
 # Verdicts: of what each rank gave, or of the whole run -------------------------------------------------
@@ -102,6 +111,8 @@ def reordered(ranks: list[Any]) -> Verdict:
 
 def joined(run: Run) -> Verdict:
     """Row 13."""
+    if found := alone(run):
+        return found
     if not run.ok and run.failures[0].type == "Timeout" and run.world_size == 4:
         limit = f"{run.spec.timeout_s:g} s"
         return False, f"on 2 machines nobody got past init in {limit}: do two say that they are rank 0?"
@@ -133,8 +144,8 @@ def placed(ranks: list[Any]) -> Verdict:
 
 def closed(run: Run) -> Verdict:
     """Row 9."""
-    if any(row.name == "without_group" for row in run.metrics):
-        return False, "work(device) found no process group: it was destroyed too early, or never made"
+    if found := alone(run):
+        return found
     if not run.ok:
         return stopped(run)
     if any(rank["open"] for rank in run.results):
@@ -153,7 +164,7 @@ def ran(ranks: list[Any]) -> Verdict:
 @of_ranks
 def filled(ranks: list[Any]) -> Verdict:
     """Row 8."""
-    found = ranks[0]["data"]
+    found = ranks[0]["data"].replace("StopIteration: ", "train_data is empty")
     return (False, f"there is no data: {found}") if found else (True, "train_data can be looped over")
 
 
@@ -172,7 +183,7 @@ def fetched(run: Run) -> Verdict:
     """Row 18."""
     by = sorted({row.rank for row in run.metrics if row.name == "downloads"})
     if not run.ok and "Dataset not found" in run.failures[0].message:
-        why = "no barrier" if by else "nobody downloads"
+        why = "no barrier of all ranks after the download" if by else "nobody downloads"
         return False, f"a rank read the folder before the images were there: {why}"
     if not run.ok:
         return stopped(run)
@@ -224,11 +235,13 @@ def asked(run: Run) -> Verdict:
 @of_ranks
 def stepped(ranks: list[Any]) -> Verdict:
     """Row 2."""
-    weight = ranks[0]
+    weight, there = ranks[0]["said"], ranks[0]["there"]
     if not isinstance(weight, float):
         return False, f"rank 0 returned {weight!r}, not the weight on worker1"
     if weight == 2.0:
         return False, "the weight on worker1 is still 2: a copy of the optimizer stepped, on a copy of the weight"
+    if there and all(abs(value - weight) > 1e-6 for value in there):
+        return False, f"rank 0 returned {weight:.3g}, but the weight on worker1 is {numbers(there)}: a copy stepped"
     return abs(weight - 1.9) < 1e-6, f"the weight on worker1 went from 2 to {weight:.3g}"
 
 
@@ -256,10 +269,17 @@ def gave_up(run: Run) -> Verdict:
     for row in run.metrics:
         other = row.value - (mine := row.step or 0) * (run.world_size - 1)
         if other != mine:
-            return False, f"rank 1 went on alone: step {mine} of rank 0 met step {other:g} of rank 1, in silence"
+            who, whom = (1, 0) if row.rank == 1 else (row.rank, 1)
+            met = f"step {other:g}" if who != 1 and other in range(mine + 1, 4) else "another call"
+            return False, f"rank 1 went on alone: step {mine} of rank {who} met {met} of rank {whom}, in silence"
+    if run.ok and all(sum(row.rank == rank for row in run.metrics) == 4 for rank in range(run.world_size)):
+        return True, "rank 1 made the failed step again before the next: all ranks made the same four steps"
     if run.ok or 1 in run.returned:
         return False, "rank 1 hid its error: it returned as if all were well"
-    if (first := run.failures[0]).message != "bad batch" or first.rank != 1:
+    first = run.failures[0]
+    if first.rank == 1 and first.type == "SystemExit":
+        return False, "rank 1 ends, but tells nobody why: raise its own error in place of SystemExit"
+    if first.rank != 1 or "bad batch" not in first.message + first.traceback:
         return stopped(run)
     if run.returned:
         return False, "rank 1 failed, but another rank returned as if all were well"

@@ -107,21 +107,27 @@ REDUCE = "            dist.all_reduce(parameter.grad)              # the sum ove
         ("train", [(SET, ""), ("optimizer.step()", f"optimizer.step()\n{SET}")], 15, "epoch 1 has the order of epoch 0"),
         ("train", [("sampler=sampler", "shuffle=True")], 15, "do not share the 12 images"),
         ("listing", [("    def forward(self, x):\n        return self.layer(x)\n", "")], 17, "Net()(batch): no forward"),
+        ("listing", [("torch.ones(8, 2)", "[]")], 8, "there is no data: train_data is empty"),
         ("guarded", [("train()", "pass")], 6, "train() is never called"),
         ("load", [("    dist.barrier()                                       # nobody reads before it is there\n", "")], 18, "before the images were there: no barrier"),
         ("load", [("    if dist.get_rank() == 0:\n        Pictures", "    if True:\n        Pictures")], 18, "2 ranks download into one folder"),
+        ("load", [("    dist.barrier()   ", "        dist.barrier()   ")], 18, "no barrier of all ranks after the download"),
         ("load", [(", transform=transforms.ToTensor()", "")], 18, "the loader found PIL images"),
         ("LeNet", [("F.relu(self.fc1(x.flatten(1)))", "self.fc1(x.flatten(1))")], 19, "no activation between fc1 and fc2"),
         ("LeNet", [("16 * 5 * 5", "16 * 4 * 4")], 19, "mat1 and mat2 shapes cannot be multiplied"),
+        ("LeNet", [("F.relu(self.fc1(x.flatten(1)))", "F.dropout(self.fc1(x.flatten(1)), training=self.training)")], 19, "no activation between fc1 and fc2"),
         ("evaluate", [("DataLoader(mine, batch_size=2)", "DataLoader(images, batch_size=2, sampler=DistributedSampler(images))")], 20, "12 images tested, of 10 that there are; accuracy 67 %"),
         ("evaluate", [("    dist.all_reduce(total)\n", "")], 20, "accuracy 100 %, and it is 60 %"),
         ("main", [("        work(", "        dist.destroy_process_group()\n        work(")], 9, "work(device) found no process group"),
+        ("main", [("        work(", "        dist.destroy_process_group()\n        work(")], 13, "work(device) found no process group"),
         ("main", [("LOCAL_RANK", "RANK")], 14, "rank 2 wants cuda:2 of a machine with 2 GPUs"),
         ("main", [("    torch.cuda.set_device(local_rank)\n", "")], 14, "its current device is cuda:0"),
         ("ask", [("    rpc.shutdown()                                       # waits until nobody has calls open\n", "")], 3, "rpc.shutdown() is missing"),
         ("handled", [("(RuntimeError, ValueError)", "dist.DistError")], 5, "not caught: ValueError (no variable), RuntimeError (no peer)"),
         ("handled", [("(RuntimeError, ValueError)", "Exception")], 5, "that hides bugs"),
         ("careful", [("            raise", "            return")], 4, "it returned as if all were well"),
+        ("careful", [("            raise", "            dist.all_reduce(torch.zeros(()))")], 4, "step 1 of rank 0 met another call of rank 1"),
+        ("careful", [("            raise", "            raise SystemExit(1)")], 4, "tells nobody why"),
     ],
 )  # fmt: skip
 def test_half_a_repair_has_words_of_its_own(cells: Any, name: str, changes: Any, row: int, words: str) -> None:
@@ -142,6 +148,22 @@ def test_a_pickled_optimizer_changes_nothing(cells: Any) -> None:
     )  # fmt: skip
 
 
+def test_a_step_on_a_copy_is_not_taken_for_one_on_worker1(cells: Any) -> None:
+    """Though what rank 0 returns is the right number."""
+    (source,) = [source for source in SOURCES if "dist.rpc_async" in source]
+    repaired(cells, "remote")
+    for old, new in (
+        ('dist.rpc_async("worker1", optimizer.step).wait()', "optimizer.step()"),
+        ("weight.to_here().item()", "local.item()"),
+    ):
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    cells.run(definitions(source))
+    assert seen(cells.namespace["remote"], 2) == (
+        "✗", "rank 0 returned 1.9, but the weight on worker1 is 2: a copy stepped"
+    )  # fmt: skip
+
+
 def test_the_line_alone_left_out_is_no_repair(cells: Any) -> None:
     """Without its last line, the program of row 1 runs, and nothing is averaged; nor with weights averaged instead."""
     (source,) = [source for source in SOURCES if "dist.sync_gradients" in source]
@@ -155,7 +177,7 @@ AVERAGE = "dist.all_reduce(model.weight.data); model.weight.data /= dist.get_wor
 
 
 def test_another_good_repair_passes_too(cells: Any) -> None:
-    """DDP in place of all-reduce by hand, and rank 0 that tests for all."""
+    """DDP in place of all-reduce by hand, rank 0 that tests for all, a step made again, an error that names another."""
     cells.run(definitions(SOURCES[0]))
     cells.run(
         """
@@ -172,10 +194,26 @@ def test_another_good_repair_passes_too(cells: Any) -> None:
                 right = sum((model(image).argmax(1) == label).sum() for image, label in DataLoader(images))
                 print(right / len(images))
                 return right / len(images)
+
+        def again(step, num_steps):
+            for number in range(num_steps):
+                try:
+                    step(number)
+                except RuntimeError:
+                    step(number)
+
+        def told(step, num_steps):
+            for number in range(num_steps):
+                try:
+                    step(number)
+                except RuntimeError as error:
+                    raise ValueError(f"in step {number}") from error
         """
     )
     assert seen(cells.namespace["with_ddp"], 1)[0] == "✓"
     assert seen(cells.namespace["rank_0_tests"], 20)[0] == "✓"
+    assert seen(cells.namespace["again"], 4)[1].startswith("rank 1 made the failed step again")
+    assert seen(cells.namespace["told"], 4)[1].startswith("rank 1 ends with its own error")
 
 
 # Whatever a learner gives -----------------------------------------------------------------------------
