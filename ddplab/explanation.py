@@ -53,7 +53,7 @@ class Evidence:
     def __str__(self) -> str:
         place = ", ".join(part for part in (f"line {self.number}" * (self.number > 0), self.rank, self.time) if part)
         text = " ".join(self.text.split())
-        return f"{self.role} ({place}): {text[:WIDTH]}{'...' * (len(text) > WIDTH)}"
+        return f"{self.role}{f' ({place})' * bool(place)}: {text[:WIDTH]}{'...' * (len(text) > WIDTH)}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,7 +62,7 @@ class Explanation:
 
     ``id`` names the cause in the catalogue; "" if it is not known, and then ``steps`` are what to collect.
     ``category`` is one of ``ddplab.catalog.CATEGORIES``, or "". ``second`` is another cause that the evidence
-    allows, or "". ``sure`` tells how much the text says: "the text names the cause", "likely", or less. ``fault``
+    allows, or "". ``sure`` tells how much the text says: "the text says so", "likely", or less. ``fault``
     is the name of the fault by which to see it happen.
     """
 
@@ -170,7 +170,7 @@ def _sure(weight: int) -> str:
         return "the text says so"
     if weight > ECHO:
         return "likely"
-    return "a guess: this text only says what followed" if weight > WRAPPER else "a guess from little"
+    return "the text only says what followed" if weight > WRAPPER else "a guess from little"
 
 
 def _evidence(line: LogLine, role: str) -> Evidence:
@@ -204,19 +204,30 @@ def _unknown(lines: Sequence[LogLine]) -> Explanation:
 
 
 def _of_run(run: Run) -> Explanation:
-    """The explanation by what the first rank said; where it was stopped, by where the ranks stood."""
+    """The explanation by what the ranks said that failed first; where that is little, by the calls of all ranks."""
     if not run.failures:
-        return _unnumbered(_of_lines(_numbered(_said(run.findings)))) if run.findings else _nothing(run)
+        told = candidates(lines := _numbered(_said([*run.findings, *run.output(None, "stderr").splitlines()[-50:]])))
+        return _unnumbered(_told(told[0], told[1:], lines)) if told and told[0].entry.weight > ECHO else _nothing(run)
     first = run.failures[0]
     roots = [failure for failure in run.failures if failure.role == first.role]
     lines, rest = _numbered(_lines_of(run, roots)), _echoes(run, roots)
     found = candidates(lines)
+    if _says_little(found, first):
+        lines = _numbered([*lines, *_said([*diagnosis.standing(run.events, run.world_size), *run.findings])])
+        found = candidates(lines)
     if found and found[0].entry.weight > WRAPPER:
         return _unnumbered(_told(found[0], [*found[1:], *rest], lines))
     if first.traceback:
         raised = LogLine(1, str(first), f"rank {first.rank}", f"{first.time_s:.1f} s")
         return _unnumbered(_own(raised, rest, run.verdict()))
     return _unnumbered(replace(_unknown(lines), sentence=f"{run.verdict()}. Why is not known."))
+
+
+def _says_little(found: Sequence[Candidate], first: Failure) -> bool:
+    """Whether the failure's own text does not tell what was wrong, so that the calls of all ranks must."""
+    if not found or found[0].entry.weight <= WRAPPER:
+        return not first.traceback
+    return found[0].entry.weight <= ECHO
 
 
 def _numbered(lines: Sequence[LogLine], start: int = 1) -> list[LogLine]:
@@ -229,13 +240,12 @@ def _unnumbered(told: Explanation) -> Explanation:
 
 
 def _lines_of(run: Run, failures: Sequence[Failure]) -> list[LogLine]:
-    """What the ranks that failed say: exception, stderr, and where they stood if they were stopped."""
+    """What the ranks that failed say: exception and stderr."""
     lines = []
     for failure in failures:
-        told = f"{failure.type}: {failure.message}\n{failure.traceback}"
+        told = failure.traceback or str(failure)
         lines += _said([*told.splitlines(), *run.output(failure.rank, "stderr").splitlines()[-30:]], failure)
-    standing = [*diagnosis.standing(run.events, run.world_size)] if failures[0].role == "stopped" else []
-    return lines + _said([*standing, *run.findings])
+    return lines
 
 
 def _said(texts: Sequence[str], failure: Failure | None = None) -> list[LogLine]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplab import catalog, logs
+from ddplab import catalog, faults, logs
 from ddplab.explanation import explain
 
 ENTRIES = catalog.entries()
@@ -47,6 +47,12 @@ def test_an_example_is_seen_in_a_long_log(id: str) -> None:
     dull = "".join(f"step {step} loss 0.5\n" for step in range(10_000))
     kept = logs.digest(io.BytesIO(f"{dull}{ENTRIES[id].example}\n{dull}".encode()))
     assert set(ENTRIES[id].example.splitlines()) <= {line for _, line in kept} and len(kept) < 20_000
+
+
+def test_every_fault_that_an_entry_names_exists() -> None:
+    """See it happen: the name is one that ``faults.run`` takes."""
+    named = {entry.fault for entry in ENTRIES.values() if entry.fault}
+    assert named <= set(faults.names())
 
 
 def test_the_catalogue_is_installed_with_the_package() -> None:

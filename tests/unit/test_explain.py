@@ -261,6 +261,24 @@ def test_a_killed_rank_and_a_hang_are_explained() -> None:
     assert not explain(run_of(*loading(0, 60.0), world_size=1)).known
 
 
+def test_the_calls_of_the_ranks_count_where_the_text_says_little() -> None:
+    """A lost peer is explained by the call that is missing; an exception of a rank's own is not."""
+    call = ev.Call(
+        0, 0.1, "all_reduce", 5, "", (10,), "float32", "SUM", None, ev.Where("cell In[7]", 5, "train", "", ""), None
+    )
+    calls = call, replace(call, rank=1, number=4, end_s=0.2)
+    told = explain(run_of(*calls, gone_peer(0, 0.3), ev.Result(1, 0.25, None)))
+    assert told.id == "call-missing" and "rank 1 made 4 collective calls and returned" in told.evidence[1].text
+    assert explain(run_of(*calls, raised(0, 0.3), ev.Result(1, 0.25, None))).id == "rank-raised"
+
+
+def test_a_silent_difference_of_a_good_run_is_told() -> None:
+    """Ranks that reduce with different operations raise nothing, and get wrong numbers."""
+    call = ev.Call(0, 0.1, "all_reduce", 1, "", (10,), "float32", "SUM", None, None, 0.2)
+    run = run_of(call, replace(call, rank=1, op="MAX"), ev.Result(0, 1.0, 1), ev.Result(1, 1.0, 2))
+    assert explain(run).id == "reduce-op-differs"
+
+
 def test_a_good_run_has_nothing_to_explain() -> None:
     """No failure, no cause."""
     told = explain(run_of(ev.Result(0, 1.0, 1), ev.Result(1, 1.0, 2)))
