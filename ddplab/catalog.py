@@ -34,6 +34,8 @@ CATEGORIES = {
 }
 CAUSE, ECHO, WRAPPER = 70, 50, 30  # weights: from CAUSE on the text names the cause; up to ECHO it only followed
 
+_REDACTED = re.compile("<(?:[a-z]|pid|port|rank|num|number|int|size|ms)>")  # for numbers that were left out
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -96,7 +98,7 @@ class View:
         # The logger's file is part of what a line says, but must not stand within a text that was wrapped.
         files = [*(line.file for line in lines), ""]
         said = [line.text if line.file == files[at - 1] else line.file + line.text for at, line in enumerate(lines)]
-        parts = list(map(squeeze, said))
+        parts = [_REDACTED.sub("5", squeeze(text)) for text in said]
         self.lines, self.text = lines, "".join(parts)
         self._begins = list(accumulate(map(len, parts[:-1]), initial=0))
 

@@ -157,6 +157,14 @@ def test_a_log_of_powershell_is_read() -> None:
     assert explain(io.BytesIO(f"starting\r\n{TWICE}\r\n".encode("utf-16"))).id == "init-twice"
 
 
+def test_numbers_that_were_left_out_do_not_matter() -> None:
+    """People replace pids, ports and counts before they paste."""
+    assert explain("RuntimeError: wait timeout after <n>ms, keys: /k").id == "store-wait"
+    assert (
+        explain("DDP expects same model across all ranks, rank <m> has inconsistent <b> params").id == "models-differ"
+    )
+
+
 # Long logs ---------------------------------------------------------------------------------------------
 
 
