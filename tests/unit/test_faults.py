@@ -68,7 +68,9 @@ def test_where_a_fault_cannot_be_run_it_shows_what_was_recorded_elsewhere(monkey
     told = {"needs": lambda: "a GPU", "recorded": "RuntimeError: no", "recorded_in": "owner/repo#1"}
     monkeypatch.setitem(faults.FAULTS, "no-gpu", replace(faults.get("peer-raises"), **told))
     said = "recorded (owner/repo#1): RuntimeError: no"
-    assert faults.table(["no-gpu"])[0]["what each rank saw"] == f"(not run: a GPU)\n{said}"
+    row = faults.table(["no-gpu"])[0]["what each rank saw"]
+    assert "not run: a GPU" in row
+    assert said in row
     assert said in str(faults.get("no-gpu"))
     with pytest.raises(RuntimeError, match=re.escape(f"cannot be run here: a GPU\n{said}")):
         faults.run("no-gpu")
