@@ -22,11 +22,11 @@ _FILES = (
     nccl,
     launcher,
     resources,
-)  # each puts its faults into FAULTS when it is loaded, in this order
+)  # each puts its faults into FAULTS when it is loaded
 
 
 def names(category: str = "") -> list[str]:
-    """The names of all faults, or of those of a category, in the order of the files.
+    """The names of all faults, or of those of a category.
 
     >>> "shape-larger" in names("collective_mismatch")
     True
@@ -75,7 +75,7 @@ def table(names: Iterable[str] = ()) -> Table:
     for one in map(get, names or FAULTS):
         row = {"fault": one.name, "category": one.category, "what you did": one.did}
         lacks = one.needs()
-        told = "\n".join([f"(not run: {lacks})", *one.elsewhere]) if lacks else _told(one.run().by_rank)
+        told = "; ".join([f"not run: {lacks}", *one.elsewhere]) if lacks else _told(one.run().by_rank)
         row["what each rank saw"] = told
         rows.append(row | {"cure": one.fix})
     return rows
@@ -84,4 +84,4 @@ def table(names: Iterable[str] = ()) -> Table:
 def _told(by_rank: dict[int, str]) -> str:
     if len(set(by_rank.values())) == 1:
         return f"all: {by_rank[0]}"
-    return "\n".join(f"{rank}: {text}" for rank, text in by_rank.items())
+    return "; ".join(f"rank {rank}: {text}" for rank, text in by_rank.items())

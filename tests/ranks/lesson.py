@@ -12,6 +12,7 @@ from typing import Any
 import nbformat
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+_ASSIGNS = ast.Assign | ast.AugAssign
 _DEFINES = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
 
 
@@ -57,7 +58,7 @@ def definitions(source: str, assignments: bool = True) -> str:
     lines, kept = source.splitlines(), []
     for node in ast.parse(source).body:
         text = ast.get_source_segment(source, node) or ""
-        if isinstance(node, _DEFINES) or (assignments and isinstance(node, ast.Assign) and "launch(" not in text):
+        if isinstance(node, _DEFINES) or (assignments and isinstance(node, _ASSIGNS) and "launch(" not in text):
             decorators = getattr(node, "decorator_list", [])
             first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
             kept += lines[first - 1 : node.end_lineno]
