@@ -88,9 +88,9 @@ class Explanation:
 
     def rows(self) -> list[tuple[str, str]]:
         """The parts with their titles, in the order in which they are shown."""
-        kind = [("kind", f"{CATEGORIES[self.category]}: {self.id}")] if self.category else []
+        kind = [("kind", f"{CATEGORIES[self.category]}: {self.id} ({self.sure})")] if self.category else []
         shown = [("evidence" if not at else "", str(one)) for at, one in enumerate(self.evidence)]
-        why = [("cause", f"{self.cause} ({self.sure})" if self.sure else self.cause)] if self.cause else []
+        why = [("likely", self.cause)] if self.cause else []
         why += [("or", self.second)] if self.second else []
         title = "next" if self.id else "collect"
         steps = [(title if at == 1 else "", f"{at}. {step}") for at, step in enumerate(self.steps, 1)]

@@ -308,7 +308,7 @@ def test_it_shows_in_a_terminal_and_in_a_cell() -> None:
     told = explain(f"[rank1]: {OOM} <script>alert(1)</script>")
     text = str(told)
     assert text.startswith(told.sentence) and repr(told) == text and max(map(len, text.splitlines())) <= 120
-    order = [text.index(part) for part in ("kind", "evidence", "cause", "next")]
+    order = [text.index(part) for part in ("  kind", "evidence", "likely", "  next")]
     assert order == sorted(order) and "1. " in text and "2. " in text
     assert "&lt;script&gt;" in told._repr_html_() and "<script>" not in told._repr_html_()
 
