@@ -75,8 +75,8 @@ def table(names: Iterable[str] = ()) -> Table:
     for one in map(get, names or FAULTS):
         row = {"fault": one.name, "category": one.category, "what you did": one.did}
         lacks = one.needs()
-        told = "; ".join([f"not run: {lacks}", *one.elsewhere]) if lacks else _told(one.run().by_rank)
-        row["what each rank saw"] = told
+        told = [f"not run: {lacks}", *one.elsewhere] if lacks else [_told(one.run().by_rank), *one.said]
+        row["what each rank saw"] = "; ".join(told)
         rows.append(row | {"cure": one.fix})
     return rows
 

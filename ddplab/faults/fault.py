@@ -73,6 +73,11 @@ class Fault:
         return self.sees if isinstance(self.sees, str) else self.sees[rank]
 
     @property
+    def said(self) -> list[str]:
+        """What is said besides, if that is where the cause stands."""
+        return [f"and says: {self.says}"] if self.says else []
+
+    @property
     def elsewhere(self) -> list[str]:
         """What was recorded on another machine, if anything was."""
         return [f"recorded ({self.recorded_in}): {self.recorded}"] if self.recorded else []
@@ -133,6 +138,7 @@ class Seen:
         fault, told = self.fault, [f"rank {rank}: {text}" for rank, text in self.by_rank.items()]
         if self.repaired:
             return "\n".join([f"{fault.name}, cured: {fault.fix}", _indented(fault.repaired_source), *told])
+        told += fault.said
         if fault.silent:
             told.append(f"no error, but wrong: right is {', '.join(map(repr, fault.right or ()))}")
         told.append(f'cure: faults.run("{fault.name}", repaired=True)')
