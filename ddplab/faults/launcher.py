@@ -44,7 +44,7 @@ def _has_gpu():
 def local_rank_argument():
     script = """
 import argparse
-parser = argparse.ArgumentParser(allow_abbrev=False)
+parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int)
 print("local rank", parser.parse_args().local_rank)
 """
@@ -56,7 +56,7 @@ print("local rank", parser.parse_args().local_rank)
 def local_rank_argument_repaired():
     script = """
 import argparse
-parser = argparse.ArgumentParser(allow_abbrev=False)
+parser = argparse.ArgumentParser()
 parser.add_argument("--local-rank", "--local_rank", type=int)
 print("local rank", parser.parse_args().local_rank)
 """
