@@ -16,7 +16,7 @@ from ddplab.run import Run
 from ddplab.telling import log, progress, span
 
 if TYPE_CHECKING:
-    from ddplab import plots
+    from ddplab import faults, plots
     from ddplab.explanation import Explanation as Explanation
     from ddplab.explanation import explain as explain
 
@@ -32,7 +32,7 @@ def __getattr__(name: str) -> object:
     """``ddplab.plots`` loads matplotlib when it is first used, ``ddplab.explain`` its catalogue."""
     if name in ("explain", "Explanation"):
         return getattr(importlib.import_module("ddplab.explanation"), name)
-    if name in ("plots", "data", "tables"):
+    if name in ("plots", "data", "faults", "tables"):
         return importlib.import_module(f"ddplab.{name}")
     raise AttributeError(f"module 'ddplab' has no attribute {name!r}")
 

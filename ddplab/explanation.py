@@ -207,7 +207,7 @@ def _of_run(run: Run) -> Explanation:
     """The explanation by what the ranks said that failed first; where that is little, by the calls of all ranks."""
     if not run.failures:
         told = candidates(lines := _numbered(_said([*run.findings, *run.output(None, "stderr").splitlines()[-50:]])))
-        return _unnumbered(_told(told[0], told[1:], lines)) if told and told[0].entry.weight > ECHO else _nothing(run)
+        return _by_rank(_told(told[0], told[1:], lines), run) if told and told[0].entry.weight > ECHO else _nothing(run)
     first = run.failures[0]
     roots = [failure for failure in run.failures if failure.role == first.role]
     lines, rest = _numbered(_lines_of(run, roots)), _echoes(run, roots)
@@ -216,11 +216,11 @@ def _of_run(run: Run) -> Explanation:
         lines = _numbered([*lines, *_said([*diagnosis.standing(run.events, run.world_size), *run.findings])])
         found = candidates(lines)
     if found and found[0].entry.weight > WRAPPER:
-        return _unnumbered(_told(found[0], [*found[1:], *rest], lines))
+        return _by_rank(_told(found[0], found[1:], lines), run)
     if first.traceback:
         raised = LogLine(1, str(first), f"rank {first.rank}", f"{first.time_s:.1f} s")
-        return _unnumbered(_own(raised, rest, run.verdict()))
-    return _unnumbered(replace(_unknown(lines), sentence=f"{run.verdict()}. Why is not known."))
+        return _by_rank(_own(raised, rest, run.verdict()), run)
+    return _by_rank(replace(_unknown(lines), sentence=f"{run.verdict()}. Why is not known."), run)
 
 
 def _says_little(found: Sequence[Candidate], first: Failure) -> bool:
@@ -234,9 +234,16 @@ def _numbered(lines: Sequence[LogLine], start: int = 1) -> list[LogLine]:
     return [replace(line, number=number) for number, line in enumerate(lines, start)]
 
 
-def _unnumbered(told: Explanation) -> Explanation:
-    """The explanation of a run: its lines have no numbers that a reader could look up."""
-    return replace(told, evidence=tuple(replace(one, number=0) for one in told.evidence))
+def _by_rank(told: Explanation, run: Run) -> Explanation:
+    """The explanation of a run, the same each time: no numbers of lines, no times, a line for ranks that lost a peer."""
+    lost: dict[str, list[int]] = {}
+    for failure in run.failures:
+        if failure.role == "echo":
+            lost.setdefault(str(failure), []).append(failure.rank)
+    others = {f"rank {rank}" for who in lost.values() for rank in who}
+    kept = dict.fromkeys(replace(one, number=0, time="") for one in told.evidence if one.rank not in others)
+    echoes = [Evidence(0, diagnosis.ranks(who), "", text, "echo") for text, who in lost.items()]
+    return replace(told, evidence=(*kept, *echoes[:MAX_ECHOES]))
 
 
 def _lines_of(run: Run, failures: Sequence[Failure]) -> list[LogLine]:

@@ -16,7 +16,7 @@ STAIRS = [
     {"worker", "tables", "view"},
     {"preload", "job", "verdicts"},
     {"launcher", "checkup"},
-    {"plots", "correction"},
+    {"plots", "correction", "faults"},
     {"__init__", "cli"},
     {"__main__"},
 ]
