@@ -235,7 +235,7 @@ def _numbered(lines: Sequence[LogLine], start: int = 1) -> list[LogLine]:
 
 
 def _by_rank(told: Explanation, run: Run) -> Explanation:
-    """The explanation of a run, the same each time: no numbers of lines, no times, a line for ranks that lost a peer."""
+    """The explanation of a run, the same each time: no numbers of lines, no times, one line for who lost a peer."""
     lost: dict[str, list[int]] = {}
     for failure in run.failures:
         if failure.role == "echo":

@@ -262,7 +262,7 @@ def _from_record(record: dict[str, Any]) -> ev.Event:
         record["packed"] = base64.b64decode(record["packed"])
     if kind is ev.Result:
         record["value"] = _from_json(record["value"])
-    if record.get("shape"):
+    if record.get("shape") is not None:
         record["shape"] = tuple(record["shape"])
     event: ev.Event = kind(**record)
     return event

@@ -7,7 +7,7 @@ import pytest
 from recorded import raised, run_of, waiting
 
 from ddplab import Run, events
-from ddplab.events import Line, Metric, Omitted, Result, Started
+from ddplab.events import Call, Line, Metric, Omitted, Result, Started
 
 
 def test_output_is_grouped_by_rank_whatever_the_order_of_arrival() -> None:
@@ -62,7 +62,15 @@ def test_what_json_cannot_hold_is_kept_as_text(tmp_path: Path) -> None:
 
 def test_a_saved_run_tells_the_same(tmp_path: Path) -> None:
     """Every event but a value that is no JSON comes back equal, and with it all that is derived."""
-    run = run_of(Started(0, 0.1, 1), Line(0, 0.2, "stdout", "x"), raised(0, 0.3), *waiting(1, 0.4, "failure"))
+    scalar = Call(0, 0.2, "all_reduce", 1, "", (), "float32", "SUM", None, None, 0.3)
+    told = (
+        Started(0, 0.1, 1),
+        Line(0, 0.2, "stdout", "x"),
+        scalar,
+        dataclasses.replace(scalar, shape=None),
+        raised(0, 0.3),
+    )
+    run = run_of(*told, *waiting(1, 0.4, "failure"))
     run.save(tmp_path / "run.jsonl")
     assert Run.load(tmp_path / "run.jsonl") == run
 

@@ -38,6 +38,14 @@ def test_an_echo_may_be_wrapped() -> None:
     assert [(f.rank, f.role) for f in run.failures] == [(1, "root"), (0, "echo")]
 
 
+def test_a_worker_that_lost_an_rpc_peer_is_an_echo() -> None:
+    """TensorPipe calls it "eof"."""
+    eof = raised(
+        0, 0.1, "RuntimeError", "eof (this error originated at tensorpipe/transport/uv/connection_impl.cc:302)"
+    )
+    assert [(f.rank, f.role) for f in run_of(eof, ev.Exited(1, 0.2, -9)).failures] == [(1, "root"), (0, "echo")]
+
+
 def test_an_independent_failure_is_no_echo() -> None:
     """A later error that has nothing to do with a lost peer is a root cause of its own."""
     run = run_of(raised(1, 0.2, "KeyError", line=8), raised(0, 0.1))
@@ -233,7 +241,9 @@ def test_after_the_time_out_of_a_group_the_late_rank_is_sought() -> None:
 def test_a_hang_in_rpc_sends_one_to_the_other_worker() -> None:
     """An RPC is no collective: the advice is another."""
     run = run_of(*waiting(0, 3.0, "timeout", source="rpc.rpc_sync(...)", call="rpc_sync"), *waiting(1, 3.0, "timeout"))
-    assert run.report().splitlines()[-1].startswith("next: find the worker that does not answer: each must call init_rpc")
+    assert (
+        run.report().splitlines()[-1].startswith("next: find the worker that does not answer: each must call init_rpc")
+    )
 
 
 def test_an_answer_that_came_late_is_better_than_none() -> None:
