@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DdplabError", "Explanation", "LaunchError", "RankFailedError", "RankTimeoutError", "Run", "ShippingError",
-    "device", "doctor", "explain", "launch", "log", "plots", "progress", "span",
+    "device", "doctor", "explain", "faults", "launch", "log", "plots", "progress", "span",
 ]  # fmt: skip
 
 __version__ = "0.1.0"

@@ -18,7 +18,8 @@ __all__ = ["Failure", "find", "report", "verdict"]
 ECHOES = (
     "connection closed by peer", "connection reset by peer", "connection was closed by remote peer", "broken pipe",
     "socket closed", "application timeout caused pair closure", "monitoredbarrier", "timed out waiting",
-    "connection refused", "communicator was aborted", "remote process exited", "rpcerr:", "failed to recv", "eof (this error",
+    "connection refused", "communicator was aborted", "remote process exited", "rpcerr:", "failed to recv",
+    "eof (this error",
 )  # fmt: skip
 _ORDER = {"root": 0, "echo": 1, "stopped": 2}
 _STOPPED = {
