@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ddplab import tables
+from ddplab.catalog import CATEGORIES
 from ddplab.faults import communication, data, ddp, initialisation, launcher, mismatch, nccl, resources, rpc
 from ddplab.faults.fault import FAULTS, Fault, Seen
 
@@ -73,7 +74,7 @@ def table(names: Iterable[str] = ()) -> Table:
     """
     rows = Table()
     for one in map(get, names or FAULTS):
-        row = {"fault": one.name, "category": one.category, "what you did": one.did}
+        row = {"fault": one.name, "category": CATEGORIES[one.category], "what you did": one.did}
         lacks = one.needs()
         told = [f"not run: {lacks}", *one.elsewhere] if lacks else [_told(one.run().by_rank), *one.said]
         row["what each rank saw"] = "; ".join(told)
