@@ -42,18 +42,20 @@ class Entry:
     """One cause: the texts that show it, what it means and what to do.
 
     ``weight`` says how much the text tells: 70 and more, it names the cause; 51 to 69, a symptom with a usual cause;
-    31 to 50, an echo, what survivors see; up to 30, the wrapping of a launcher, or a warning.
+    31 to 50, an echo, what survivors see; up to 30, the wrapping of a launcher, or a warning. A ``silent`` cause
+    makes wrong numbers and no text: it has no patterns, and ``fault`` shows it.
     """
 
     id: str
     category: str
-    weight: int
     sentence: str
     cause: str
     steps: tuple[str, ...]
-    source: str
-    example: str
-    near_miss: str
+    weight: int = 0
+    silent: bool = False
+    source: str = ""
+    example: str = ""
+    near_miss: str = ""
     classes: str = ""
     second: str = ""
     fault: str = ""

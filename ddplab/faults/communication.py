@@ -18,7 +18,7 @@ CATEGORY = "communication"
     did="rank 1 raises while rank 0 waits for it",
     sees={0: "echo", 1: "ValueError: no data"},
     root=1,
-    cause="peer-raises",
+    cause="peer-raised",
 )
 def peer_raises():
     if dist.get_rank() == 1:
@@ -36,7 +36,7 @@ def peer_raises_repaired():
     did="rank 1 leaves with sys.exit while rank 0 waits for it",
     sees={0: "echo", 1: "SystemExit: sys.exit(3)"},
     root=1,
-    cause="peer-exits",
+    cause="peer-raised",
 )
 def peer_exits():
     if dist.get_rank() == 1:
@@ -50,10 +50,10 @@ def peer_exits_repaired():
 
 
 @fault(
-    CATEGORY,
+    "collective_mismatch",
     did="rank 1 returns early: it has fewer batches, say",
     sees={0: "RuntimeError: …", 1: "returns"},
-    cause="peer-left",
+    cause="call-missing",
 )
 def peer_returns():
     for _ in range(2 - dist.get_rank()):
@@ -69,11 +69,11 @@ def peer_returns_repaired():
 
 
 @fault(
-    CATEGORY,
+    "resource",
     did="rank 1 is killed while rank 0 waits for it",
     sees={0: "echo", 1: "SIGKILL"},
     root=1,
-    cause="peer-killed",
+    cause="killed",
 )
 def peer_killed():
     if dist.get_rank() == 1:
@@ -131,7 +131,7 @@ def both_receive_repaired():
     CATEGORY,
     did="rank 1 needs longer to its call than the group's time-out",
     sees={0: "RuntimeError: …Timed out waiting 1000ms for recv operation", 1: "echo"},
-    cause="collective-timeout",
+    cause="rank-late",
     backend=None,
 )
 def group_timeout():
@@ -151,7 +151,7 @@ def group_timeout_repaired():
     CATEGORY,
     did="rank 0 gives up waiting for a message after a time-out",
     sees={0: "RuntimeError: …Timed out waiting 500ms for recv operation", 1: "echo"},
-    cause="collective-timeout",
+    cause="rank-late",
 )
 def recv_timeout():
     x = torch.ones(2)
@@ -171,10 +171,10 @@ def recv_timeout_repaired():
 
 
 @fault(
-    CATEGORY,
+    "collective_mismatch",
     did="rank 1 does not come to a monitored_barrier",
     sees={0: "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 500 ms", 1: "echo"},
-    cause="monitored-barrier",
+    cause="barrier-missed",
 )
 def monitored_barrier():
     if dist.get_rank() == 1:
@@ -191,7 +191,7 @@ def monitored_barrier_repaired():
     CATEGORY,
     did="rank 1 is late at a barrier, by more than the time-out of the group",
     sees={0: "RuntimeError: …Timed out waiting 500ms", 1: "echo"},
-    cause="collective-timeout",
+    cause="rank-late",
     backend=None,
 )
 def barrier_timeout():
@@ -208,11 +208,11 @@ def barrier_timeout_repaired():
 
 
 @fault(
-    CATEGORY,
+    "collective_mismatch",
     did="a failure is caught, and the same group is used again",
     sees={0: "RuntimeError: Application timeout caused pair closure", 1: "RuntimeError: … or echo"},
     root=None,
-    cause="group-unusable",
+    cause="gloo-pair-closed",
     backend=None,
 )
 def used_after_failure():

@@ -191,7 +191,7 @@ def sampler_rank_repaired():
 
 
 @fault(
-    CATEGORY,
+    "initialisation",
     did="a DistributedSampler is made before init_process_group",
     sees="ValueError: Default process group has not been initialized, please make sure to call init_process_group.",
     root=None,
@@ -259,11 +259,11 @@ def no_batches_repaired():
 
 
 @fault(
-    CATEGORY,
+    "collective_mismatch",
     did="rank 1 has one batch more than rank 0: its last all_reduce waits for a rank that is in another call by then",
     sees={0: "hangs in barrier", 1: "hangs in all_reduce"},
     root=None,
-    cause="order-differs",
+    cause="op-differs",
     timeout_s=1.5,
 )
 def uneven_batches():
@@ -341,7 +341,7 @@ def iterable_with_sampler_repaired():
 
 
 @fault(
-    CATEGORY,
+    "resource",
     did="a worker of rank 1's loader is killed, as it is where memory runs out",
     sees={0: "echo", 1: "RuntimeError: DataLoader worker (pid…"},
     root=1,

@@ -48,7 +48,7 @@ def unused_parameters_repaired():
     did="static_graph=True, but the graph changes after the first step",
     sees="RuntimeError: Your training graph has changed in this iteration",
     root=None,
-    cause="static-graph",
+    cause="static-graph-changed",
 )
 def static_graph():
     model = DDP(TwoHeads(), static_graph=True)
@@ -81,7 +81,7 @@ class Twice(nn.Module):
     did="a layer is used twice under a reentrant checkpoint: its gradient is ready twice",
     sees="RuntimeError: Expected to mark a variable ready only once",
     root=None,
-    cause="ready-twice",
+    cause="parameter-twice",
 )
 def ready_twice():
     model = DDP(Twice(use_reentrant=True), find_unused_parameters=True)
@@ -101,7 +101,7 @@ def ready_twice_repaired():
     did="rank 1 builds a model with one layer more",
     sees="RuntimeError: DDP expects same model across all ranks, but Rank … has … params",
     root=None,
-    cause="different-models",
+    cause="models-differ",
 )
 def different_models():
     layers = [nn.Linear(2, 2) for _ in range(1 + dist.get_rank())]
@@ -119,7 +119,7 @@ def different_models_repaired():
     did="the layers of rank 1 have another shape",
     sees={0: "echo", 1: "RuntimeError: [1]: params[0] in this process with sizes [4, 2] appears not to match sizes"},
     root=1,
-    cause="different-models",
+    cause="parameter-shapes-differ",
 )
 def different_shapes():
     DDP(nn.Linear(2, 3 + dist.get_rank()))
@@ -135,7 +135,7 @@ def different_shapes_repaired():
     did="all parameters are frozen when the model is wrapped",
     sees="RuntimeError: DistributedDataParallel is not needed when a module doesn't have any parameter that",
     root=None,
-    cause="no-trainable-parameter",
+    cause="nothing-to-train",
 )
 def all_frozen():
     model = nn.Linear(2, 1).requires_grad_(False)
@@ -153,7 +153,7 @@ def all_frozen_repaired():
     did="a layer is unfrozen after wrapping: DDP does not know of it",
     sees={0: "returns 0.0", 1: "returns 1.0"},
     right=(0.5, 0.5),
-    cause="unfrozen-later",
+    cause="replicas-drift",
 )
 def unfrozen_later():
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
@@ -180,7 +180,7 @@ def unfrozen_later_repaired():
     did="the forward pass goes to model.module, past the wrapper",
     sees={0: "returns 0.0", 1: "returns 1.0"},
     right=(0.5, 0.5),
-    cause="past-the-wrapper",
+    cause="replicas-drift",
 )
 def past_the_wrapper():
     model = DDP(nn.Linear(1, 1, bias=False))
@@ -202,7 +202,7 @@ def past_the_wrapper_repaired():
     did="no_sync around backward alone: the forward pass has already decided to send",
     sees="returns 1",
     right=(0, 0),
-    cause="no-sync",
+    cause="no-sync-too-late",
 )
 def no_sync_around_backward():
     sent = []
@@ -235,7 +235,7 @@ def no_sync_around_backward_repaired():
     did="gradients are not set to zero: each step adds to the last",
     sees="returns [0.5, 1.0, 1.5]",
     right=([0.5, 0.5, 0.5], [0.5, 0.5, 0.5]),
-    cause="zero-grad",
+    cause="forgotten-zero-grad",
 )
 def no_zero_grad():
     model = DDP(nn.Linear(1, 1, bias=False))
@@ -281,7 +281,7 @@ def module_prefix_repaired():
     did="SyncBatchNorm on a CPU",
     sees="ValueError: SyncBatchNorm layers only work with GPU modules",
     root=None,
-    cause="sync-batchnorm-cpu",
+    cause="syncbn-on-cpu",
 )
 def sync_batchnorm():
     model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(2))
@@ -299,7 +299,7 @@ def sync_batchnorm_repaired():
     did="BatchNorm's running mean is each rank's own; the file that rank 0 saves knows its share alone",
     sees={0: "returns 0.0", 1: "returns 0.1"},
     right=(0.05, 0.05),
-    cause="buffers",
+    cause="buffers-differ",
 )
 def batchnorm_buffers():
     model = DDP(nn.BatchNorm1d(1))
@@ -320,7 +320,7 @@ def batchnorm_buffers_repaired():
     CATEGORY,
     did="rank 1 has one batch less, and leaves the loop",
     sees={0: "RuntimeError: …", 1: "returns"},
-    cause="uneven-inputs",
+    cause="backward-missing",
 )
 def uneven_inputs():
     model = DDP(nn.Linear(1, 1))
@@ -341,7 +341,7 @@ def uneven_inputs_repaired():
     did="rank 0 alone validates, through the wrapper, which broadcasts buffers",
     sees={0: "hangs in DistributedDataParallel.forward", 1: "hangs in barrier"},
     root=None,
-    cause="rank-0-forward",
+    cause="forward-on-some",
     timeout_s=1.5,
 )
 def rank_0_forward():
@@ -367,7 +367,7 @@ def rank_0_forward_repaired():
     did="a rank whose loss is 0 skips backward",
     sees={0: "hangs in barrier", 1: "hangs in Tensor.backward"},
     root=None,
-    cause="skipped-backward",
+    cause="backward-missing",
     timeout_s=1.5,
 )
 def skipped_backward():

@@ -447,8 +447,8 @@ def missing_key_repaired():
 )
 def stale_file_store():
     def train(rank, seconds):
-        where, limit = "file://" + os.path.abspath("store"), datetime.timedelta(seconds=seconds)
-        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=2, timeout=limit)
+        store, limit = os.path.abspath("store"), datetime.timedelta(seconds=seconds)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=limit)
 
     if os.environ["RANK"] == "0":
         for rank in range(2):  # the earlier run: its ranks end without destroy_process_group
@@ -464,8 +464,8 @@ def stale_file_store():
 @stale_file_store.cured_by("a new name for each run, or delete the file before; better env://, which needs none")
 def stale_file_store_repaired():
     def train(rank, name):
-        where = "file://" + os.path.abspath(name)
-        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=2)
+        store = os.path.abspath(name)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 
     if os.environ["RANK"] == "0":
         for rank in range(2):

@@ -15,7 +15,7 @@ CATEGORY = "collective_mismatch"
     did="rank 1 gives more elements than rank 0",
     sees={0: "returns", 1: "RuntimeError: …"},
     root=1,
-    cause="collective-shape",
+    cause="shape-differs",
 )
 def shape_larger():
     x = torch.ones(2 + dist.get_rank())
@@ -33,7 +33,7 @@ def shape_larger_repaired():
     did="rank 1 gives fewer elements than rank 0, which only DETAIL notices in time",
     sees="RuntimeError: Detected mismatch between collectives on ranks",
     root=None,
-    cause="collective-shape",
+    cause="shape-differs",
     env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
 )
 def shape_smaller():
@@ -52,7 +52,7 @@ def shape_smaller_repaired():
     CATEGORY,
     did="rank 0 gives float32, rank 1 float64",
     sees={0: "SIGABRT", 1: "echo"},  # the larger message overruns the smaller buffer, and Gloo ends the process
-    cause="collective-dtype",
+    cause="gloo-size-differs",
 )
 def dtype():
     x = torch.ones(4, dtype=torch.float64 if dist.get_rank() else torch.float32)
@@ -70,7 +70,7 @@ def dtype_repaired():
     did="rank 0 sums, rank 1 takes the largest",
     sees="returns [3.0, 3.0, 2.0, 2.0]",
     right=([3.0] * 4, [3.0] * 4),
-    cause="reduce-op",
+    cause="reduce-op-differs",
 )
 def reduce_op():
     x = torch.ones(4) + dist.get_rank()
@@ -90,7 +90,7 @@ def reduce_op_repaired():
     did="rank 0 calls all_reduce, rank 1 broadcast",
     sees={0: "hangs in all_reduce", 1: "hangs in broadcast"},
     root=None,
-    cause="collective-op",
+    cause="op-differs",
     timeout_s=1.5,
 )
 def other_collective():
@@ -112,7 +112,7 @@ def other_collective_repaired():
     did="rank 1 reduces loss and accuracy in the other order",
     sees="returns {'loss': 2.5, 'accuracy': 2.5}",
     right=({"loss": 4.0, "accuracy": 1.0}, {"loss": 4.0, "accuracy": 1.0}),
-    cause="collective-order",
+    cause="order-differs",
 )
 def order():
     told = {"loss": torch.tensor(2.0), "accuracy": torch.tensor(0.5)}
@@ -134,7 +134,7 @@ def order_repaired():
     did="rank 1 skips a collective: its next one meets another call of rank 0",
     sees={0: "hangs in barrier", 1: "hangs in all_reduce"},
     root=None,
-    cause="skipped-collective",
+    cause="op-differs",
     timeout_s=1.5,
 )
 def skipped():
@@ -154,7 +154,7 @@ def skipped_repaired():
     did="each rank names the other one as the source of the broadcast",
     sees="hangs in broadcast",
     root=None,
-    cause="collective-root",
+    cause="root-differs",
     timeout_s=1.5,
 )
 def root_rank():
@@ -173,7 +173,7 @@ def root_rank_repaired():
     did="rank 2 reduces in a group of its own, the others in the group of all",
     sees={0: "RuntimeError: … or echo", 1: "RuntimeError: … or echo", 2: "returns 1.0"},
     root=None,
-    cause="collective-group",
+    cause="call-missing",
     world_size=3,
 )
 def other_group():
@@ -196,7 +196,7 @@ def other_group_repaired():
     did='a tensor is still on the device "meta", where the backend does nothing',
     sees="RuntimeError: Tensor.item() cannot be called on meta tensors",
     root=None,
-    cause="collective-device",
+    cause="wrong-device",
 )
 def other_device():
     x = torch.ones(1, device="meta")
@@ -216,7 +216,7 @@ def other_device_repaired():
     did="rank 1 gathers an object that cannot be pickled",
     sees={0: "echo", 1: "TypeError: cannot pickle '_thread.lock' object"},
     root=1,
-    cause="object-not-picklable",
+    cause="object-pickle",
 )
 def unpicklable_object():
     mine = {"rank": dist.get_rank(), "lock": threading.Lock() if dist.get_rank() else None}
@@ -236,7 +236,7 @@ def unpicklable_object_repaired():
     did="the list that is gathered into is too short",
     sees="RuntimeError: ProcessGroupGloo::allgather: invalid output tensor list at index 0 (expected length 2, got 1)",
     root=None,
-    cause="collective-arguments",
+    cause="tensor-sizes",
 )
 def short_list():
     told = [torch.empty(2)]

@@ -95,7 +95,7 @@ def forgotten_set_device_repaired():
 
 
 @fault(
-    CATEGORY,
+    "collective_mismatch",
     did="a tensor on the CPU is given to NCCL",
     sees="RuntimeError: No backend type associated with device type cpu",
     cause="wrong-device",
@@ -124,7 +124,7 @@ def cpu_tensor_for_nccl_repaired():
 
 
 @fault(
-    CATEGORY,
+    "collective_mismatch",
     did="rank 1 leaves out an all_reduce; after its time-out, the watchdog of rank 0 ends the process",
     sees="SIGABRT or DistBackendError: … or hangs or returns or echo",
     root=None,

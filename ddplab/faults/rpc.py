@@ -41,7 +41,7 @@ def rpc_no_init_repaired():
     did="dist.rpc_async is called, which torch does not have",
     sees="AttributeError: module 'torch.distributed' has no attribute 'rpc_async'",
     root=None,
-    cause="rpc-in-dist",
+    cause="rpc-not-imported",
     backend=None,
 )
 def rpc_in_dist():
@@ -105,7 +105,7 @@ def rpc_same_name_repaired():
     did="init_rpc is told of one worker more than there are, and waits for it",
     sees="hangs in init_rpc",
     root=None,
-    cause="rpc-init-waits",
+    cause="rpc-workers-missing",
     backend=None,
     timeout_s=1.5,
 )
@@ -225,11 +225,11 @@ def rpc_unpicklable_repaired():
 
 
 @fault(
-    CATEGORY,
+    "launcher_notebook",
     did="the process of worker1 ends while it serves worker0",
     sees={0: "echo or RuntimeError: eof", 1: "exit code 3"},
     root=None,  # worker1 ends first; which of the two is told first is chance
-    cause="rpc-peer-gone",
+    cause="silent-exit",
     backend=None,
 )
 def rpc_peer_killed():
@@ -355,7 +355,7 @@ def rpc_local_value_repaired():
         0: "TypeError: unsupported operand type(s) for +: 'torch._C._distributed_rpc.PyRRef' and 'int'",
         1: "echo or RuntimeError: eof",
     },
-    cause="rpc-rref-not-fetched",
+    cause="rpc-not-fetched",
     backend=None,
 )
 def rpc_not_fetched():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplab import faults
+from ddplab import explain, faults
 
 EVERY_FAULT = pytest.mark.parametrize("name", faults.names())
 
@@ -18,10 +18,12 @@ def run(name: str, repaired: bool) -> faults.Seen:
 
 @EVERY_FAULT
 def test_each_rank_sees_what_the_fault_says(name: str) -> None:
-    """Class and first line, exit or hang, on each rank; and the right rank is the root cause."""
+    """Class and first line, exit or hang, on each rank; the right rank is the root cause, and explain names it."""
     seen = run(name, repaired=False)
     told = {rank: faults.fault.saw(seen.run, rank) for rank in range(seen.run.world_size)}
     assert seen.as_expected, (told, seen.run.report())
+    why = explain(seen.run)
+    assert seen.fault.silent or (why.id, why.category) == (seen.fault.cause, seen.fault.category), why
 
 
 @EVERY_FAULT

@@ -10,7 +10,7 @@ import pytest
 from recorded import raised, run_of, waiting
 
 from ddplab import events as ev
-from ddplab import faults
+from ddplab import catalog, faults
 from ddplab.faults.fault import fits, saw
 
 
@@ -55,6 +55,15 @@ def test_every_fault_has_a_cure_in_words_and_in_code() -> None:
         assert max(one.source.count("\n"), one.repaired_source.count("\n")) < 15, one.name
         world_size = one.options.get("world_size", 2)
         assert isinstance(one.sees, str) or list(one.sees) == list(range(world_size)), one.name
+
+
+def test_every_fault_is_explained_by_an_entry_of_the_catalogue() -> None:
+    """Its cause is the id of one, in the same category; silent entries are the causes of silent faults."""
+    entries = catalog.entries()
+    for one in faults.FAULTS.values():
+        assert one.cause in entries, (one.name, one.cause)
+        assert one.category == entries[one.cause].category, (one.name, one.cause)
+        assert one.silent or not entries[one.cause].silent, (one.name, one.cause)
 
 
 def test_a_name_that_is_none_is_refused_with_those_that_are_near() -> None:
