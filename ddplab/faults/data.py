@@ -241,7 +241,7 @@ def empty_shard_repaired():
     did="drop_last drops all where there are fewer samples than ranks: no batch, no step",
     sees="ZeroDivisionError: ",
     root=None,
-    cause="no-batches",
+    cause="few-samples",
 )
 def no_batches():
     data = [2.0]

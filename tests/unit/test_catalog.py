@@ -12,7 +12,7 @@ from ddplab import catalog, faults, logs
 from ddplab.explanation import explain
 
 ENTRIES = catalog.entries()
-TOLD = [id for id, entry in ENTRIES.items() if not entry.silent]
+TOLD = [name for name, entry in ENTRIES.items() if not entry.silent]
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from recorded import raised, run_of, waiting
 
-from ddplab import events as ev
 from ddplab import catalog, faults
+from ddplab import events as ev
 from ddplab.faults.fault import fits, saw
 
 
