@@ -13,6 +13,13 @@ import nbformat
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 _ASSIGNS = ast.Assign | ast.AugAssign
+# Put behind a script: prints the names of the threads that its process still has, and ends it at once.
+THREADS = """
+import os
+names = [open(f"/proc/self/task/{id_}/comm").read().strip() for id_ in os.listdir("/proc/self/task")]
+print(*names, flush=True)
+os._exit(0)
+"""
 _DEFINES = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lesson import Lesson, torchrun
+from lesson import THREADS, Lesson, torchrun
 
 from ddplab import launch
 
@@ -34,6 +35,17 @@ def test_the_script_prints_the_mean_under_torchrun(
     file = tmp_path / "train.py"
     file.write_text(lesson.script())
     assert torchrun(file, world_size=world_size) == [f"the averaged gradient is {mean}"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are listed in /proc")
+@pytest.mark.parametrize("line", ["import torch.distributed.nn ", "del model "])
+def test_the_script_lets_go_of_the_group(lesson: Lesson, tmp_path: Path, line: str) -> None:
+    """No thread of the group is left at the end; without either of two lines there would be some."""
+    script, file = lesson.script() + THREADS, tmp_path / "train.py"
+    file.write_text(script)
+    assert "gloo" not in torchrun(file, world_size=1)[-1]
+    file.write_text("\n".join(one for one in script.splitlines() if not one.startswith(line)))
+    assert "gloo" in torchrun(file, world_size=1)[-1]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 
 import nbformat
 import pytest
-import torch
 import torch.distributed.rpc as rpc
 from lesson import NOTEBOOKS, Lesson, torchrun
 
@@ -94,28 +93,6 @@ def test_torch_warns_of_itself(lesson: Lesson) -> None:
     """Why the lesson filters warnings."""
     hello = lesson.define("def join", ('    warnings.filterwarnings("ignore")', "    pass"))["hello"]
     assert "This usage is deprecated since PyTorch 2.0" in run(hello).output()
-
-
-def test_what_else_is_refused(lesson: Lesson) -> None:
-    """An RRef without an agent, a device map without a GPU, a torch function with an option that C++ does not have."""
-    said, join = (lesson.define("def said")[name] for name in ("said", "join"))
-
-    def refused() -> list[Any]:
-        rank, options = int(os.environ["RANK"]), rpc.TensorPipeRpcBackendOptions()
-        early = said(rpc.RRef, torch.ones(1))
-        join()
-        schema = said(rpc.remote, f"worker{1 - rank}", torch.zeros, ((3,),), {"requires_grad": True})
-        rpc.shutdown()
-        options.set_device_map(f"worker{1 - rank}", {0: 0})
-        mapped = said(rpc.init_rpc, f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
-        return [early, schema, mapped]
-
-    early, schema, mapped = run(refused).results[0]
-    assert "Current RPC agent is not set" in early
-    assert "failed to match any schema" in schema
-    if not torch.cuda.is_available():
-        assert "ValueError" in mapped
-        assert "invalid indices" in mapped
 
 
 def test_a_callee_that_dies_is_an_eof(lesson: Lesson) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lesson import NOTEBOOKS, Lesson, definitions, torchrun
+from lesson import NOTEBOOKS, THREADS, Lesson, definitions, torchrun
 from torch.utils.data import DataLoader
 from torchvision.datasets import CIFAR10
 
@@ -325,3 +326,6 @@ def test_the_script_of_the_lesson_prints_one_line(cells: Any, tmp_path: Path) ->
     (file := tmp_path / "train.py").write_text("\n\n".join(parts))
     (line,) = torchrun(file)
     assert line.startswith("accuracy ")
+    if sys.platform == "linux":
+        file.write_text(file.read_text() + THREADS)
+        assert "gloo" not in torchrun(file, world_size=1)[-1]
