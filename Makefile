@@ -13,7 +13,7 @@ NBVAL  := --nbval --nbval-current-env --nbval-cell-timeout=300 --nbval-kernel-st
           --nbval-sanitize-with tests/nbval_sanitize.cfg
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lab test chromium notebooks bench gpu clean $(STEPS)
+.PHONY: help install demo lab test chromium notebooks exercises bench gpu clean $(STEPS)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ nbval: $(STAMP) ## run every notebook and compare what it prints with what is co
 
 notebooks: $(STAMP) ## execute every notebook and write it back in its one canonical form
 	@$(PY) tools/notebooks.py
+
+exercises: $(STAMP) ## write the learner's edition of the exercises from the one with solutions
+	@$(PY) tools/exercises.py
 
 bench: $(STAMP) ## the measurements of tests/benchmarks
 	@for file in tests/benchmarks/bench_*.py; do $(PY) $$file || exit 1; done

@@ -16,13 +16,14 @@ from ddplab.run import Run
 from ddplab.telling import log, progress, span
 
 if TYPE_CHECKING:
-    from ddplab import faults, plots
+    from ddplab import exercises, faults, plots
+    from ddplab.exercises import check as check
     from ddplab.explanation import Explanation as Explanation
     from ddplab.explanation import explain as explain
 
 __all__ = [
     "DdplabError", "Explanation", "LaunchError", "RankFailedError", "RankTimeoutError", "Run", "ShippingError",
-    "device", "doctor", "explain", "faults", "launch", "log", "plots", "progress", "span",
+    "check", "device", "doctor", "exercises", "explain", "faults", "launch", "log", "plots", "progress", "span",
 ]  # fmt: skip
 
 __version__ = "0.1.0"
@@ -32,7 +33,9 @@ def __getattr__(name: str) -> object:
     """``ddplab.plots`` loads matplotlib when it is first used, ``ddplab.explain`` its catalogue."""
     if name in ("explain", "Explanation"):
         return getattr(importlib.import_module("ddplab.explanation"), name)
-    if name in ("plots", "data", "faults", "tables"):
+    if name == "check":
+        return importlib.import_module("ddplab.exercises").check
+    if name in ("plots", "data", "exercises", "faults", "tables"):
         return importlib.import_module(f"ddplab.{name}")
     raise AttributeError(f"module 'ddplab' has no attribute {name!r}")
 

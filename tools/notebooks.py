@@ -7,9 +7,9 @@ A notebook with a failed cell is left as it was, unless the cell is tagged ``rai
 ``needs_gpu`` keep what they show, and are executed only with ``--gpu``.
 
 Canonical form: the id of a cell is a digest of its source; of the metadata, only tags and the kernel's name
-remain; cells that ran are numbered from 1; of a traceback, the frames of cells and the error remain; no
-output names a path of the machine that made it. So a notebook that prints the same is, byte for byte, the
-same, up to its pictures.
+remain, and it says where a slide begins; cells that ran are numbered from 1; of a traceback, the frames of
+cells and the error remain; no output names a path of the machine that made it. So a notebook that prints the
+same is, byte for byte, the same, up to its pictures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import argparse
 import hashlib
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -106,7 +106,7 @@ def canonical(notebook: NotebookNode) -> NotebookNode:
     ]
     for cell in cells:
         tags = cell["metadata"].get("tags")
-        cell["metadata"] = {"tags": tags} if tags else {}
+        cell["metadata"] = ({"tags": tags} if tags else {}) | slide(cell)
         cell.pop("attachments", None)
         if cell["cell_type"] == "code":
             ran = cell["execution_count"] is not None
@@ -115,6 +115,17 @@ def canonical(notebook: NotebookNode) -> NotebookNode:
     metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     whole: NotebookNode = nbformat.from_dict({"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5})
     return whole
+
+
+def slide(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a slide of nbconvert's begins: at each heading, and below it at each further text.
+
+    >>> slide({"cell_type": "markdown", "source": "## Rings"})
+    {'slideshow': {'slide_type': 'slide'}}
+    """
+    if cell["cell_type"] != "markdown":
+        return {}
+    return {"slideshow": {"slide_type": "slide" if cell["source"].startswith("#") else "subslide"}}
 
 
 def ids(sources: Iterable[str]) -> list[str]:

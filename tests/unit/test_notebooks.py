@@ -118,6 +118,15 @@ def test_the_canonical_form_of_a_canonical_notebook_is_itself() -> None:
     assert once.endswith("}\n")
 
 
+@each_notebook
+def test_the_notebooks_make_slides(path: Path) -> None:
+    """nbconvert makes more than ten of each."""
+    from nbconvert.exporters import SlidesExporter
+
+    html, _ = SlidesExporter().from_filename(str(path))
+    assert html.count("<section") > 10
+
+
 def test_only_tags_the_kernel_and_the_order_of_execution_remain() -> None:
     whole = executor.canonical(notebook_with())
     assert whole.metadata == {"kernelspec": executor.KERNEL, "language_info": {"name": "python"}}

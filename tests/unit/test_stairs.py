@@ -17,6 +17,7 @@ STAIRS = [
     {"preload", "job", "verdicts"},
     {"launcher", "checkup"},
     {"plots", "correction", "faults"},
+    {"exercises"},
     {"__init__", "cli"},
     {"__main__"},
 ]

@@ -1,0 +1,154 @@
+"""Tries a learner's function on real ranks, and says in words what it did there.
+
+A *task* is a function that judges: it gets an :class:`Attempt`, runs the learner's function through it as often as
+it wants, and raises :class:`Wrong` with what it saw. If it returns, the task is solved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ddplab.errors import DdplabError
+from ddplab.exercises import progress
+from ddplab.launcher import launch
+from ddplab.run import Run
+
+__all__ = ["Attempt", "Checked", "Task", "Wrong", "check", "task"]
+
+LIMIT_S = 4.0  # for all runs of a check together
+MAX_WORDS = 300
+MARKS = {"solved": "✓", "wrong": "✗", "not started": "·"}
+TASKS: dict[str, Task] = {}
+
+
+class Wrong(Exception):
+    """What the ranks did is not what the task asks for; the message says what they did, in the words of the field."""
+
+
+class NotStarted(Exception):
+    """The function still raises NotImplementedError."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task: its number ("05.2"), what it asks for in a line, and the function that judges."""
+
+    number: str
+    title: str
+    judge: Callable[[Attempt], None]
+
+    @property
+    def chapter(self) -> str:
+        """The notebook that it belongs to: "05"."""
+        return self.number.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """How a function did. ``state`` is "solved", "wrong" or "not started"; ``words`` what was seen on the ranks.
+
+    ``run`` is the run that showed it, or None.
+    """
+
+    task: Task
+    state: str
+    words: str
+    run: Run | None = None
+
+    def __bool__(self) -> bool:
+        return self.state == "solved"
+
+    def __str__(self) -> str:
+        words = f": {self.words}" if self.words else ""
+        return f"{MARKS[self.state]} {self.task.number} {self.task.title}: {self.state}{words}"
+
+    __repr__ = __str__
+
+
+class Attempt:
+    """The learner's function, to be run on ranks. All runs together have ``LIMIT_S`` seconds."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self.run: Run | None = None
+        self._end_s = time.monotonic() + LIMIT_S
+
+    def results(self, *args: Any, trial: Callable[..., Any] | None = None, **options: Any) -> list[Any]:
+        """What each rank returns from ``fn(*args)``, or from ``trial(fn, *args)``, which calls it as it likes.
+
+        ``options`` are those of ``launch``: ``world_size`` is 2 and the backend Gloo, unless said otherwise. Raises
+        ``Wrong`` if a rank fails or hangs, and ``NotStarted``.
+        """
+        run = self.try_out(*args, trial=trial, **options)
+        if run.ok:
+            return run.results
+        raise Wrong(_in_words(run))
+
+    def try_out(self, *args: Any, trial: Callable[..., Any] | None = None, **options: Any) -> Run:
+        """The run itself, which may have failed: for tasks about failures. Raises ``NotStarted``, and ``Wrong`` for
+        what could not be launched."""
+        given = (self.fn, *args) if trial else args
+        limit_s = max(0.5, self._end_s - time.monotonic())
+        defaults = {"world_size": 2, "backend": "gloo", "threads": 1, "timeout_s": limit_s}
+        try:
+            run = launch(trial or self.fn, *given, **{**defaults, **options}, view="quiet", allow_failure=True)
+        except (DdplabError, TypeError, ValueError) as error:
+            raise Wrong(str(error).partition(" Arguments for")[0]) from None
+        self.run = run
+        if any(failure.type == "NotImplementedError" for failure in run.failures):
+            raise NotStarted
+        return run
+
+
+def _in_words(run: Run) -> str:
+    """Why a run did not come to its end, by rank."""
+    ranks = f"with {run.world_size} rank{'s' * (run.world_size > 1)}"
+    if run.failures[0].type == "Timeout":
+        standing = [line for line in run.report().splitlines() if line.startswith("rank")]
+        told = "; ".join(line.partition(", at ")[0].partition(" since ")[0] for line in standing)
+        return f"{ranks} it does not end: {told}"
+    return f"{ranks} it fails: {run.verdict().partition(': ')[2] or run.verdict()}"
+
+
+def task(number: str, title: str) -> Callable[[Callable[[Attempt], None]], Callable[[Attempt], None]]:
+    """Decorate the function that judges a task; its docstring says what counts as solved."""
+
+    def keep(judge: Callable[[Attempt], None]) -> Callable[[Attempt], None]:
+        assert number not in TASKS, number
+        TASKS[number] = Task(number, title, judge)
+        return judge
+
+    return keep
+
+
+def check(number: str, fn: Callable[..., Any]) -> Checked:
+    """Run ``fn`` on real ranks, at several world sizes, and say how it did; takes less than 5 seconds.
+
+    The result is noted in the file of ``exercises.report()``. Raises ``ValueError`` for a number that is no task, and
+    ``TypeError`` for what is no function.
+    """
+    if number not in TASKS:
+        raise ValueError(f"there is no task {number!r}; they are {', '.join(TASKS)}")
+    if not callable(fn):
+        raise TypeError(f'check("{number}", fn) takes your function itself, not {type(fn).__name__}: {fn!r:.60}')
+    wanted, attempt = TASKS[number], Attempt(fn)
+    try:
+        wanted.judge(attempt)
+        state, words = "solved", ""
+    except NotStarted:
+        state, words = "not started", ""
+    except Wrong as wrong:
+        state, words = "wrong", str(wrong)
+    except Exception as error:  # the judge computes with what the function gave, which may be anything
+        returned = attempt.run.returned.get(0) if attempt.run else None
+        state, words = "wrong", f"no use can be made of what rank 0 returned, {returned!r:.60} ({error})"
+    progress.note(number, state)
+    return Checked(wanted, state, _shortened(words), attempt.run)
+
+
+def _shortened(words: str) -> str:
+    text = " ".join(words.split())
+    return text if len(text) <= MAX_WORDS else f"{text[: MAX_WORDS - 3]}..."
