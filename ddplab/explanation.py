@@ -213,7 +213,8 @@ def _of_run(run: Run) -> Explanation:
     lines, rest = _numbered(_lines_of(run, roots)), _echoes(run, roots)
     found = candidates(lines)
     if _says_little(found, first):
-        lines = _numbered([*lines, *_said([*diagnosis.standing(run.events, run.world_size), *run.findings])])
+        standing = [*diagnosis.standing(run.events, run.world_size), *_left_early(run)]
+        lines = _numbered([*lines, *_said([*standing, *run.findings])])
         found = candidates(lines)
     if found and found[0].entry.weight > WRAPPER:
         return _by_rank(_told(found[0], found[1:], lines), run)
@@ -228,6 +229,11 @@ def _says_little(found: Sequence[Candidate], first: Failure) -> bool:
     if not found or found[0].entry.weight <= WRAPPER:
         return not first.traceback
     return found[0].entry.weight <= ECHO
+
+
+def _left_early(run: Run) -> list[str]:
+    """Who returned from a run that others did not end well."""
+    return [f"{diagnosis.ranks(run.returned)} returned, and others did not"] if run.returned else []
 
 
 def _numbered(lines: Sequence[LogLine], start: int = 1) -> list[LogLine]:
