@@ -1,17 +1,20 @@
-"""What can be done without opening a notebook: ``python -m ddplab demo``, ``doctor`` and ``explain``."""
+"""What can be done without opening a notebook: ``python -m ddplab demo``, ``doctor``, ``explain`` and ``class``."""
 
 from __future__ import annotations
 
 import argparse
 import base64
+import csv
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddplab.checkup import doctor
+from ddplab.checkup import Checkup, doctor
+from ddplab.errors import DdplabError
 from ddplab.explanation import explain
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ __all__ = ["execute", "main"]
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "03_ddp.ipynb"
 CELL_TIMEOUT_S = 300
+CLASS_COLUMNS = ("Python", "torch", "cores", "memory", "/dev/shm", "leftovers")
 # Asked of the notebook's kernel when the notebook is through.
 ACTIVITY = "from ddplab import tables\nprint(tables.to_text(tables.activity(run)))"
 
@@ -35,7 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     command.set_defaults(action=lambda args: demo(args.notebook, args.out))
     command = commands.add_parser("doctor", help="tell what this machine can do, and what will hurt")
     command.add_argument("--end-leftovers", action="store_true", help="end what earlier kernels of yours have left")
-    command.set_defaults(action=lambda args: examine(args.end_leftovers))
+    command.add_argument(
+        "--class", action="store_true", dest="in_a_line", help="one line of CSV, for a room of machines"
+    )
+    command.set_defaults(action=lambda args: examine(args.end_leftovers, args.in_a_line))
+    command = commands.add_parser("class", help="collect the progress files of a class into one CSV")
+    command.add_argument("folder", type=Path, metavar="FOLDER", help="holds a file or a folder for each learner")
+    command.set_defaults(action=lambda args: collect(args.folder))
     command = commands.add_parser("explain", help="say what an error in a log means, and what to do next")
     command.add_argument("file", nargs="?", default="-", metavar="FILE", help="the log; stdin if left out or -")
     command.set_defaults(action=lambda args: tell(args.file))
@@ -76,11 +86,38 @@ def demo(path: Path, out: Path) -> int:
     return 0
 
 
-def examine(end_leftovers: bool) -> int:
-    """Print what ``doctor`` finds. The exit code is 1 if something is bad."""
+def examine(end_leftovers: bool, in_a_line: bool) -> int:
+    """Print what ``doctor`` finds, as a table or in a line of CSV. The exit code is 1 if something is bad."""
     checkup = doctor(end_leftovers)
+    if in_a_line:
+        return preflight(checkup)
     print(checkup)
     return 0 if checkup.ok else 1
+
+
+def preflight(checkup: Checkup) -> int:
+    """Print a line of CSV: host, verdict, what was found of some things, and the seconds of two launches of 2 ranks."""
+    from ddplab.launcher import launch
+
+    found = {row.name: row.found for row in checkup.rows}
+    row = [socket.gethostname(), checkup.verdict(), *(found.get(name, "") for name in CLASS_COLUMNS)]
+    try:
+        row += [f"{launch(int, backend='gloo', view='quiet').elapsed_s:.1f}" for _ in range(2)]
+    except (DdplabError, ValueError) as error:
+        row += [f"failed: {error}", ""]
+    csv.writer(sys.stdout, lineterminator="\n").writerow(row)
+    return 0 if checkup.ok and row[-1] else 1
+
+
+def collect(folder: Path) -> int:
+    """Print the progress of a class as CSV. The exit code is 1 if there is none."""
+    from ddplab import exercises
+    from ddplab.exercises import progress
+
+    if not folder.is_dir():
+        return _complain(f"{folder} is no folder")
+    num_files = progress.collect(folder, exercises.TASKS, sys.stdout)
+    return 0 if num_files else _complain(f"there is no progress file below {folder}; learners have {progress.NAME}")
 
 
 def tell(file: str) -> int:

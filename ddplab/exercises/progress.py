@@ -56,7 +56,7 @@ def collect(folder: Path, numbers: Iterable[str], out: TextIO) -> int:
     A file is named by its folder where it has the usual name, else by its own.
     """
     columns = list(numbers)
-    writer = csv.writer(out)
+    writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["learner", "solved", "tries", *columns])
     files = [file for file in sorted(folder.rglob("*.json")) if load(file)]
     for file in files:

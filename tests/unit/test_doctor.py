@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from recorded import run_of
 
 from ddplab import checks, checkup, cli
+from ddplab import events as ev
 from ddplab.checks import Check
 from ddplab.checkup import Checkup, doctor
+from ddplab.errors import LaunchError
 from ddplab.leftovers import Leftover
 
 MIB, GIB = 2**20, 2**30
@@ -327,3 +330,23 @@ def test_the_command_ends_leftovers_only_with_its_flag(
     monkeypatch.setattr(cli, "doctor", lambda end_leftovers: given.append(end_leftovers) or Checkup(()))
     cli.main(["doctor", *flags])
     assert given == [asked]
+
+
+def test_a_room_of_machines_gets_a_line_for_each(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Host, verdict, what was found, and the seconds of two launches; or why there was none."""
+    monkeypatch.setattr(
+        cli, "doctor", lambda _: Checkup((Check("cores", "2", "ok", ""), Check("torch", "2.14", "ok", "")))
+    )
+    monkeypatch.setattr("ddplab.launcher.launch", lambda *_, **__: run_of(ev.Result(0, 0.1, 0)))
+    assert cli.main(["doctor", "--class"]) == 0
+    host, *told = capsys.readouterr().out.strip().split(",")
+    assert host and told[:2] == ['"nothing bad', ' 0 notes"'] and told[2:6] == ["", "2.14", "2", ""]
+
+    def fails(*_: object, **__: object) -> None:
+        raise LaunchError("no room")
+
+    monkeypatch.setattr("ddplab.launcher.launch", fails)
+    assert cli.main(["doctor", "--class"]) == 1
+    assert "failed: no room" in capsys.readouterr().out
