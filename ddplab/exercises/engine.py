@@ -16,7 +16,7 @@ from ddplab.exercises import progress
 from ddplab.launcher import launch
 from ddplab.run import Run
 
-__all__ = ["Attempt", "Checked", "Task", "Wrong", "check", "task"]
+__all__ = ["Attempt", "Checked", "Task", "Wrong", "check", "on_ranks", "task"]
 
 LIMIT_S = 4.0  # for all runs of a check together
 MAX_WORDS = 300
@@ -80,12 +80,13 @@ class Attempt:
         """What each rank returns from ``fn(*args)``, or from ``trial(fn, *args)``, which calls it as it likes.
 
         ``options`` are those of ``launch``: ``world_size`` is 2 and the backend Gloo, unless said otherwise. Raises
-        ``Wrong`` if a rank fails or hangs, and ``NotStarted``.
+        ``Wrong`` if a rank fails or hangs, with the trial's own words if that raises ``Wrong``, and ``NotStarted``.
         """
         run = self.try_out(*args, trial=trial, **options)
         if run.ok:
             return run.results
-        raise Wrong(_in_words(run))
+        told = [failure.message for failure in run.failures if failure.type == "Wrong"]
+        raise Wrong(told[0] if told else _in_words(run))
 
     def try_out(self, *args: Any, trial: Callable[..., Any] | None = None, **options: Any) -> Run:
         """The run itself, which may have failed: for tasks about failures. Raises ``NotStarted``, and ``Wrong`` for
@@ -105,12 +106,23 @@ class Attempt:
 
 def _in_words(run: Run) -> str:
     """Why a run did not come to its end, by rank."""
-    ranks = f"with {run.world_size} rank{'s' * (run.world_size > 1)}"
+    ranks = on_ranks(run.world_size)
     if run.failures[0].type == "Timeout":
         standing = [line for line in run.report().splitlines() if line.startswith("rank")]
         told = "; ".join(line.partition(", at ")[0].partition(" since ")[0] for line in standing)
         return f"{ranks} it does not end: {told}"
+    if unmatched := [line for line in run.report().splitlines() if " is not complete: " in line]:
+        return f"{ranks} it fails: {unmatched[0]}"
     return f"{ranks} it fails: {run.verdict().partition(': ')[2] or run.verdict()}"
+
+
+def on_ranks(world_size: int) -> str:
+    """How a sentence on a run begins.
+
+    >>> on_ranks(1), on_ranks(3)
+    ('with 1 rank', 'with 3 ranks')
+    """
+    return f"with {world_size} rank{'s' * (world_size > 1)}"
 
 
 def task(number: str, title: str) -> Callable[[Callable[[Attempt], None]], Callable[[Attempt], None]]:

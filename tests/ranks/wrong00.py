@@ -1,0 +1,72 @@
+"""Wrong solutions of the tasks on first ranks: the task, what must be said of it, and the function."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+
+WRONG = []
+
+
+def wrong(number, words):
+    """Keep a wrong solution."""
+    return lambda fn: WRONG.append((number, words, fn)) or fn
+
+
+@wrong("00.1", "variables of the environment are text")
+def text_of_the_environment():
+    return os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"]
+
+
+@wrong("00.1", "rank 2 of 3 on nodes with 2 ranks each says that its local rank is 2: that is its rank")
+def local_rank_is_rank():
+    return dist.get_rank(), dist.get_world_size(), dist.get_rank()
+
+
+@wrong("00.1", "rank 1 of 2 on nodes with 2 ranks each says that it is rank 0, as all the others do")
+def rank_zero_by_default():
+    return int(os.environ.get("rank", 0)), dist.get_world_size(), int(os.environ["LOCAL_RANK"])
+
+
+@wrong("00.1", "rank 0 of 3 on nodes with 2 ranks each says that the world size is 2")
+def local_world_size():
+    return dist.get_rank(), min(dist.get_world_size(), 2), int(os.environ["LOCAL_RANK"])
+
+
+@wrong("00.1", "rank 0 of 1 on nodes with 2 ranks each says that the world size is 0")
+def size_first():
+    return dist.get_world_size() - 1, dist.get_rank(), int(os.environ["LOCAL_RANK"])
+
+
+@wrong("00.2", "there are 2 lines, from ranks [0, 1]: each rank runs the same code")
+def all_print(text):
+    print(text)
+    dist.barrier()
+
+
+@wrong("00.2", "rank 1 goes on before rank 0 has printed: nothing makes it wait")
+def nobody_waits(text):
+    if dist.get_rank() == 0:
+        print(text)
+
+
+@wrong("00.2", "rank 1 goes on before rank 0 has printed: it has waited too early")
+def barrier_first(text):
+    dist.barrier()
+    if dist.get_rank() == 0:
+        print(text)
+
+
+@wrong("00.2", "barrier #1 is not complete: rank 1 made 0 collective calls and returned")
+def barrier_inside(text):
+    if dist.get_rank() == 0:
+        print(text)
+        dist.barrier()
+
+
+@wrong("00.2", "rank 1 prints 'saved after epoch 7', and rank 0 should print")
+def last_rank_prints(text):
+    if dist.get_rank() == dist.get_world_size() - 1:
+        print(text)
+    dist.barrier()
