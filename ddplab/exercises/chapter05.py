@@ -60,3 +60,81 @@ def counted(fn, labels):
     """What ``fn`` gives, and how many labels this rank looked at."""
     right = Noted(labels)
     return fn(right), right.looks
+
+
+@task("05.3", "A new order each epoch")
+def reshuffle(attempt: Attempt) -> None:
+    """``order(n, epoch)`` gives this rank's indices: another order of all in each epoch, always the same for it."""
+    for n, world_size in ((11, 1), (12, 2), (13, 3)):
+        by_rank = attempt.results(n, [0, 1, 2], world_size=world_size, trial=orders)
+        where = f"with {n} samples on {world_size} rank{'s' * (world_size > 1)}"
+        for epoch, shares in enumerate(zip(*by_rank, strict=True)):
+            seen = Counter(index for share in shares for index in share)
+            if missing := sorted(set(range(n)) - set(seen)):
+                twice = [index for index, times in seen.items() if times > 1]
+                why = (
+                    f"and sample {twice[0]} is met twice: the ranks shuffle unlike" if twice else "the last are dropped"
+                )
+                raise Wrong(f"{where}, no rank meets sample {missing[0]} in epoch {epoch}, {why}")
+            if len(set(map(len, shares))) > 1:
+                raise Wrong(
+                    f"{where}, shares have {list(map(len, shares))} samples: DDP needs equally many on all ranks"
+                )
+            if sum(seen.values()) > n + world_size - 1:
+                raise Wrong(
+                    f"{where}, {sum(seen.values())} places are filled in epoch {epoch}: more than padding needs"
+                )
+        for rank, epochs in enumerate(by_rank):
+            if len(set(map(tuple, epochs))) < 3:
+                raise Wrong(
+                    f"{where}, rank {rank} meets its samples in the same order in two epochs: the epoch is not used"
+                )
+            if world_size > 1 and len(set(map(frozenset, epochs))) == 1:
+                raise Wrong(
+                    f"{where}, rank {rank} has the same samples in all epochs: shuffle all, then take the share"
+                )
+    again = attempt.results(n, [2, 0], world_size=world_size, trial=orders)
+    if [[epochs[2], epochs[0]] for epochs in by_rank] != again:
+        raise Wrong(
+            f"{where}, a second run that begins at epoch 2 has another order there: it must follow from the epoch"
+        )
+
+
+def orders(fn, n, epochs):
+    """The share of this rank in each epoch; between them other things draw random numbers, as in a training."""
+    import torch
+
+    shares = []
+    for epoch in epochs:
+        torch.rand(3)
+        shares.append([int(index) for index in fn(n, epoch)])
+    return shares
+
+
+@task("05.4", "Share out a stream")
+def stream(attempt: Attempt) -> None:
+    """``stream(records)`` makes a dataset that each rank and each of its workers reads: every record once."""
+    for n, world_size, all_workers in ((7, 1, (0, 2)), (10, 2, (0, 2)), (11, 3, (2,))):
+        by_rank = attempt.results(list(range(100, 100 + n)), all_workers, world_size=world_size, trial=read)
+        for num_workers, shares in zip(all_workers, zip(*by_rank, strict=True), strict=True):
+            seen = Counter(record for share in shares for record in share)
+            ranks = f"{world_size} rank{'s' * (world_size > 1)} with {num_workers} workers"
+            where = f"with {n} records, {ranks}{' each' * (world_size > 1)}"
+            if missing := sorted(set(range(100, 100 + n)) - set(seen)):
+                raise Wrong(f"{where}, nobody reads record number {missing[0] - 100}, and {len(missing)} in all")
+            if twice := sorted(record for record, times in seen.items() if times > 1):
+                times, by = seen[twice[0]], sum(twice[0] in share for share in shares)
+                who = f"by {by} ranks: the rank is not used" if by > 1 else "by workers of one rank: they read the same"
+                raise Wrong(f"{where}, record number {twice[0] - 100} is read {times} times, {who}")
+            if max(map(len, shares)) - min(map(len, shares)) > 1:
+                raise Wrong(f"{where}, ranks read {list(map(len, shares))}: deal to ranks first, then to their workers")
+
+
+def read(fn, records, all_workers):
+    """What arrives at this rank, for each number of workers."""
+    from torch.utils.data import DataLoader
+
+    arrived = []
+    for num_workers in all_workers:
+        arrived.append(list(DataLoader(fn(list(records)), batch_size=None, num_workers=num_workers)))
+    return arrived

@@ -6,12 +6,12 @@ it wants, and raises :class:`Wrong` with what it saw. If it returns, the task is
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ddplab.errors import DdplabError
+from ddplab.events import Started
 from ddplab.exercises import progress
 from ddplab.launcher import launch
 from ddplab.run import Run
@@ -74,7 +74,7 @@ class Attempt:
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
         self.run: Run | None = None
-        self._end_s = time.monotonic() + LIMIT_S
+        self._left_s = LIMIT_S  # counted while ranks are up: the first launch of a notebook starts slowly
 
     def results(self, *args: Any, trial: Callable[..., Any] | None = None, **options: Any) -> list[Any]:
         """What each rank returns from ``fn(*args)``, or from ``trial(fn, *args)``, which calls it as it likes.
@@ -92,13 +92,14 @@ class Attempt:
         """The run itself, which may have failed: for tasks about failures. Raises ``NotStarted``, and ``Wrong`` for
         what could not be launched."""
         given = (self.fn, *args) if trial else args
-        limit_s = max(0.5, self._end_s - time.monotonic())
-        defaults = {"world_size": 2, "backend": "gloo", "threads": 1, "timeout_s": limit_s}
+        defaults = {"world_size": 2, "backend": "gloo", "threads": 1, "timeout_s": max(0.5, self._left_s)}
         try:
             run = launch(trial or self.fn, *given, **{**defaults, **options}, view="quiet", allow_failure=True)
         except (DdplabError, TypeError, ValueError) as error:
             raise Wrong(str(error).partition(" Arguments for")[0]) from None
         self.run = run
+        up_s = max((event.time_s for event in run.events if isinstance(event, Started)), default=0.0)
+        self._left_s -= run.elapsed_s - up_s
         if any(failure.type == "NotImplementedError" for failure in run.failures):
             raise NotStarted
         return run
@@ -123,6 +124,16 @@ def on_ranks(world_size: int) -> str:
     ('with 1 rank', 'with 3 ranks')
     """
     return f"with {world_size} rank{'s' * (world_size > 1)}"
+
+
+def gathered(number: int) -> list[int]:
+    """Of each rank the number that it gives: for a step of a trial, which all ranks should make together."""
+    import torch
+    import torch.distributed as dist
+
+    told = [torch.empty(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(told, torch.tensor([number]))
+    return [int(one) for one in told]
 
 
 def task(number: str, title: str) -> Callable[[Callable[[Attempt], None]], Callable[[Attempt], None]]:
