@@ -16,7 +16,8 @@ def who_am_i(attempt: Attempt) -> None:
     for world_size in (1, 2, 3):
         given = attempt.results(world_size=world_size, trial=on_nodes_of_two)
         for rank, told in enumerate(given):
-            where, (mine, size, local) = f"rank {rank} of {world_size} on nodes with 2 ranks each", told
+            where = f"with {world_size} ranks, two on a node, rank {rank}" if world_size > 1 else "the only rank"
+            mine, size, local = told
             if any(isinstance(one, str) for one in told):
                 raise Wrong(f"{where} gives {told}: variables of the environment are text, and '1' is not 1")
             if mine != rank and all(one[0] == mine for one in given):
@@ -57,7 +58,7 @@ def announce(attempt: Attempt) -> None:
 
 
 def printing_slowly(fn, text):
-    """Whether ``fn(text)`` came back in this rank although rank 0, which gives it time for that, had not printed yet."""
+    """Whether ``fn(text)`` came back in this rank although rank 0, which gave it time, had not printed yet."""
     store, write = dist.distributed_c10d._get_default_store(), sys.stdout.write
     others = [f"back {rank}" for rank in range(1, dist.get_world_size())]
 

@@ -19,22 +19,22 @@ def text_of_the_environment():
     return os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"]
 
 
-@wrong("00.1", "rank 2 of 3 on nodes with 2 ranks each says that its local rank is 2: that is its rank")
+@wrong("00.1", "with 3 ranks, two on a node, rank 2 says that its local rank is 2: that is its rank")
 def local_rank_is_rank():
     return dist.get_rank(), dist.get_world_size(), dist.get_rank()
 
 
-@wrong("00.1", "rank 1 of 2 on nodes with 2 ranks each says that it is rank 0, as all the others do")
+@wrong("00.1", "with 2 ranks, two on a node, rank 1 says that it is rank 0, as all the others do")
 def rank_zero_by_default():
-    return int(os.environ.get("rank", 0)), dist.get_world_size(), int(os.environ["LOCAL_RANK"])
+    return int(os.environ.get("MY_RANK", 0)), dist.get_world_size(), int(os.environ["LOCAL_RANK"])
 
 
-@wrong("00.1", "rank 0 of 3 on nodes with 2 ranks each says that the world size is 2")
+@wrong("00.1", "with 3 ranks, two on a node, rank 0 says that the world size is 2")
 def local_world_size():
     return dist.get_rank(), min(dist.get_world_size(), 2), int(os.environ["LOCAL_RANK"])
 
 
-@wrong("00.1", "rank 0 of 1 on nodes with 2 ranks each says that the world size is 0")
+@wrong("00.1", "the only rank says that the world size is 0")
 def size_first():
     return dist.get_world_size() - 1, dist.get_rank(), int(os.environ["LOCAL_RANK"])
 
