@@ -34,6 +34,16 @@ CATEGORIES = {
 }
 CAUSE, ECHO, WRAPPER = 70, 50, 30  # weights: from CAUSE on the text names the cause; up to ECHO it only followed
 
+# Words of squeezed texts from which one tells whether they have to do with this, or come from other programs.
+_HERE = re.compile(
+    r"torch|nccl|p2p|gloo|c10d|rank|cuda|gpu|nvidia|iommu|ddp|distributed|tensorpipe|rpc|rref|dataloader|sampler|epoch"
+    r"|backward|zero_grad|train|collective|replica|init_process|tcpstore|rendezvous|world_?size|master_|deepspeed"
+    r"|accelerat|lightning|slurm|srun|mpirun|hostfile|pdsh|ray::|rayw"
+)
+_ELSEWHERE = re.compile(
+    r"nginx|npm|net\.js|node:|java[.:]|\.java|curl:|wget|git@|github\.com|requests[._]|urllib|redis|postgres|psql|mysql"
+    r"|sqlite|celery|joblib|rsync|keras|tensorflow|chrome|kubectl"
+)
 _REDACTED = re.compile("<(?:[a-z]|pid|port|rank|num|number|int|size|ms)>")  # for numbers that were left out
 
 
@@ -77,8 +87,12 @@ class Candidate:
 def entries() -> dict[str, Entry]:
     """All entries of the catalogue by id."""
     with open(Path(__file__).with_name("catalog.toml"), "rb") as file:
-        tables = tomllib.load(file)
-    return {name: Entry(name, **_frozen(table)) for name, table in tables.items()}
+        categories = tomllib.load(file)
+    return {
+        name: Entry(name, category, **_frozen(table))
+        for category, tables in categories.items()
+        for name, table in tables.items()
+    }
 
 
 def _frozen(table: dict[str, Any]) -> dict[str, Any]:
@@ -121,9 +135,17 @@ def _views(lines: Sequence[LogLine]) -> list[View]:
 
 
 def candidates(lines: Sequence[LogLine]) -> list[Candidate]:
-    """What the lines show, the best first: by weight, then by time."""
+    """What the lines show, the best first: by weight, then by time.
+
+    Nothing where they come from other programs; and what people tell in words, without an error, counts only where
+    it has to do with training.
+    """
     views, by = _views(lines), order(lines)
-    found = [Candidate(entry, shown) for entry in entries().values() if (shown := _shown(entry, views))]
+    here = bool(_HERE.search(views[0].text))
+    if not here and _ELSEWHERE.search(views[0].text):
+        return []
+    known = (entry for entry in entries().values() if here or not entry.classes.startswith("none:"))
+    found = [Candidate(entry, shown) for entry in known if (shown := _shown(entry, views))]
     return sorted(found, key=lambda one: (-one.entry.weight, by(one.lines[0])))
 
 
