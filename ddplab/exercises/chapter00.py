@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from ddplab.exercises.engine import Attempt, Wrong, task
+from ddplab.exercises.engine import Attempt, Wrong, on_ranks, task
 
 
 @task("00.1", "Who am I?")
@@ -42,7 +42,7 @@ def announce(attempt: Attempt) -> None:
     """``announce(text)`` prints ``text`` on rank 0 alone, and no rank goes on before that has happened."""
     for world_size, text in ((1, "step 1"), (2, "saved after epoch 7"), (3, "loss 0.25")):
         early = attempt.results(text, world_size=world_size, trial=printing_slowly)
-        where = f"with {world_size} rank{'s' * (world_size > 1)}"
+        where = on_ranks(world_size)
         printed = [(line.rank, line.text) for line in attempt.run.lines(stream="stdout") if line.text.strip()]
         who = [rank for rank, _ in printed]
         if not printed:

@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ddplab.exercises.engine import Attempt, Wrong, task
+from ddplab.exercises.engine import Attempt, Wrong, on_ranks, task
 
 
 @task("01.1", "Join by hand")
@@ -16,7 +16,7 @@ def join(attempt: Attempt) -> None:
     """``add_up(x)`` joins the process group that the environment tells of, adds up, and leaves the group again."""
     for world_size in (1, 2, 3):
         given = attempt.results(world_size=world_size, backend=None, trial=joining)
-        where, total = f"with {world_size} rank{'s' * (world_size > 1)}", sum(10.0**rank for rank in range(world_size))
+        where, total = on_ranks(world_size), sum(10.0**rank for rank in range(world_size))
         for rank, (value, is_in) in enumerate(given):
             if value != total:
                 own = ", its own number: nothing was added up" if value == 10.0**rank else f", and the sum is {total}"
@@ -51,12 +51,12 @@ def exchange(attempt: Attempt) -> None:
     for world_size in (1, 2, 3):
         for rank, turns in enumerate(attempt.results(world_size=world_size, backend=None, trial=twice)):
             for turn, found in enumerate(turns):
-                where = f"with {world_size} rank{'s' * (world_size > 1)}, in call {turn + 1}, rank {rank}"
-                wanted, before = ([words(number, r) for r in range(world_size)] for number in (turn, 0))
+                where = f"{on_ranks(world_size)}, in call {turn + 1}, rank {rank}"
+                wanted, other = ([words(number, r) for r in range(world_size)] for number in (turn, 1 - turn))
                 if any(isinstance(text, bytes) for text in found):
                     raise Wrong(f"{where} gives {found[0]!r}: the store gives bytes, and text was put in")
-                if turn and (old := [r for r in range(world_size) if before[r] in found]):
-                    raise Wrong(f"{where} gets what rank {old[0]} said in call 1: the key was there from before")
+                if mixed := [r for r in range(world_size) if other[r] in found]:
+                    raise Wrong(f"{where} gets what rank {mixed[0]} says in call {2 - turn}: both calls use one key")
                 if sorted(map(str, found)) == wanted and found != wanted:
                     raise Wrong(f"{where} has the texts in the order in which the ranks came, not in rank order")
                 if missing := [r for r in range(world_size) if wanted[r] not in found]:

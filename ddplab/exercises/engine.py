@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ddplab.diagnosis import describe
 from ddplab.errors import DdplabError
 from ddplab.events import Started
 from ddplab.exercises import progress
@@ -112,9 +113,15 @@ def _in_words(run: Run) -> str:
         standing = [line for line in run.report().splitlines() if line.startswith("rank")]
         told = "; ".join(line.partition(", at ")[0].partition(" since ")[0] for line in standing)
         return f"{ranks} it does not end: {told}"
-    if unmatched := [line for line in run.report().splitlines() if " is not complete: " in line]:
-        return f"{ranks} it fails: {unmatched[0]}"
-    return f"{ranks} it fails: {run.verdict().partition(': ')[2] or run.verdict()}"
+    told, report = run.verdict().partition(": ")[2] or run.verdict(), run.report().splitlines()
+    last = [call for call in run.collectives if call.rank == run.failures[0].rank][-1:]
+    if unmatched := [line for line in report if " is not complete: " in line]:
+        told = unmatched[0]
+    elif "Gloo aborts when" in report[-1]:
+        told = report[-1].rpartition("; ")[2]
+    elif last and told.endswith("closed by another rank"):
+        told = f"rank {last[0].rank} is left alone in {describe(last[0])}"
+    return f"{ranks} it fails: {told}"
 
 
 def on_ranks(world_size: int) -> str:
