@@ -72,6 +72,14 @@ def definitions(source: str, assignments: bool = True) -> str:
     return "\n".join(kept) or "pass"
 
 
+def alone(file: Path) -> list[str]:
+    """The lines that a script prints as the only rank of a job, without torchrun, whose own start takes as long."""
+    job = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=120, env=os.environ | job)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 def torchrun(file: Path, *args: object, world_size: int = 2, code: int = 0, **env: str) -> list[str]:
     """The lines that a script prints under torchrun, which ends with that exit code."""
     ours = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | env

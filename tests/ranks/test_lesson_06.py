@@ -67,7 +67,7 @@ def read(path: Path) -> dict[str, Any]:
 # Under torchrun ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [3])
 def test_the_script_of_the_lesson_trains_and_resumes_under_torchrun(
     lesson: Lesson, tmp_path: Path, world_size: int
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lesson import NOTEBOOKS, THREADS, Lesson, definitions, torchrun
+from lesson import NOTEBOOKS, THREADS, Lesson, alone, definitions, torchrun
 from torch.utils.data import DataLoader
 from torchvision.datasets import CIFAR10
 
@@ -328,4 +328,4 @@ def test_the_script_of_the_lesson_prints_one_line(cells: Any, tmp_path: Path) ->
     assert line.startswith("accuracy ")
     if sys.platform == "linux":
         file.write_text(file.read_text() + THREADS)
-        assert "gloo" not in torchrun(file, world_size=1)[-1]
+        assert "gloo" not in alone(file)[-1]
