@@ -1,6 +1,7 @@
 """Tasks on collectives."""
 
 import contextlib
+import time
 from datetime import timedelta
 
 import torch
@@ -19,6 +20,39 @@ def by_hand(attempt, *args, world_size, trial):
     return given, where
 
 
+def noted_sends():
+    """A list to which each message of this rank will add its bytes."""
+    sizes, send = [], dist.ProcessGroup.send
+
+    def noted(group, tensors, to, *args):
+        if to == dist.get_rank():
+            raise Wrong(f"{on_ranks(dist.get_world_size())}, rank {to} sends to itself")
+        sizes.append(sum(tensor.nbytes for tensor in tensors))
+        return send(group, tensors, to, *args)
+
+    dist.ProcessGroup.send = noted
+    return sizes
+
+
+def say(what):
+    """Let the other ranks hear ``what``, through the store, which is no collective."""
+    dist.distributed_c10d._get_default_store().set(f"{what} {dist.get_rank()}", "yes")
+
+
+def hears(what, ranks, seconds):
+    """Whether each of these ranks has said it, or says it within so many seconds."""
+    with contextlib.suppress(dist.DistStoreError):
+        keys = [f"{what} {rank}" for rank in ranks]
+        dist.distributed_c10d._get_default_store().wait(keys, timedelta(seconds=seconds))
+        return True
+
+
+def stay_together():
+    """Who leaves would end what still goes on: wait for all, but not for long."""
+    say("back")
+    hears("back", range(dist.get_world_size()), 0.5)
+
+
 @task("02.1", "Broadcast by hand")
 def broadcast(attempt: Attempt) -> None:
     """``broadcast(x, src)`` leaves the numbers of rank ``src`` in ``x`` on every rank, by messages alone."""
@@ -30,7 +64,10 @@ def broadcast(attempt: Attempt) -> None:
             if after == given[src][0]:
                 continue
             if after == before:
-                raise Wrong(f"{where} and src={src}, x on rank {rank} is what it was: nothing was received into it")
+                called = {call.name for call in attempt.run.collectives if call.rank == rank}
+                begun = "irecv" in called and "wait of irecv" not in called
+                told = "irecv only begins, and wait() is missing" if begun else "nothing was received into it"
+                raise Wrong(f"{where} and src={src}, x on rank {rank} is what it was: {told}")
             of = [other for other, (numbers, _) in enumerate(given) if numbers == after]
             told = f"has the numbers of rank {of[0]}" if of else f"is {after}, and should be {given[src][0]}"
             raise Wrong(f"{where} and src={src}, x on rank {rank} {told}")
@@ -40,8 +77,13 @@ def spreading(fn, src):
     """``x`` before and after ``fn(x, src)``."""
     x = torch.arange(1, 7).reshape(2, 3) * 10 ** dist.get_rank()
     before = x.tolist()
+    noted_sends()
+    if dist.get_rank() == src:
+        time.sleep(0.05)  # who does not wait for the numbers is without them
     fn(x, src)
-    return before, x.tolist()
+    after = x.tolist()
+    stay_together()
+    return before, after
 
 
 @task("02.2", "Gather unequal lengths")
@@ -49,7 +91,7 @@ def gather(attempt: Attempt) -> None:
     """``gather(x)`` gives the numbers of all ranks, one after another, on every rank; ranks have more or fewer."""
     for lengths in ((3,), (2, 5), (4, 1, 3)):
         world_size = len(lengths)
-        parts = [[(i % 3) * 10**rank for i in range(length)] for rank, length in enumerate(lengths)]
+        parts = [[(i % 3 - 1) * 10**rank for i in range(length)] for rank, length in enumerate(lengths)]
         given = attempt.results(parts, world_size=world_size, trial=putting_together)
         where = f"with {' + '.join(map(str, lengths))} numbers {on_ranks(world_size).replace('with', 'on')}"
         wanted = [number for part in parts for number in part]
@@ -62,10 +104,8 @@ def gather(attempt: Attempt) -> None:
                 raise Wrong(
                     f"{where}, rank {rank} gives {found or 'nothing'}: every rank is to have the numbers of all"
                 )
-            if [one for one in found if one] == [one for one in wanted if one] and len(found) < len(wanted):
-                raise Wrong(
-                    f"{where}, rank {rank} lacks zeros that were numbers: padding is told by lengths, not values"
-                )
+            if gone := [value for value in set(wanted) if found == [one for one in wanted if one != value]]:
+                raise Wrong(f"{where}, rank {rank} lacks the {gone[0]}: padding is told by lengths, not by values")
             if len(found) == world_size * max(lengths) > len(wanted):
                 raise Wrong(f"{where}, rank {rank} gives {len(found)} numbers: the padding is still among them")
             if sorted(found) == sorted(wanted):
@@ -78,6 +118,8 @@ def gather(attempt: Attempt) -> None:
 def putting_together(fn, parts):
     """The numbers that ``fn`` gives for those of this rank, and their dtype."""
     found = fn(torch.tensor(parts[dist.get_rank()]))
+    if not isinstance(found, torch.Tensor):
+        raise Wrong(f"rank {dist.get_rank()} gives {found!r:.60}, and should give one tensor")
     return found.tolist(), str(found.dtype)
 
 
@@ -120,18 +162,11 @@ def raise_for(where, rank, after, world_size):
 
 def counted(fn, numel):
     """``x`` before and after ``fn(x)``, and how many bytes this rank sent for that."""
-    sent_bytes, send = 0, dist.ProcessGroup.send
-
-    def noted(group, tensors, *args):
-        nonlocal sent_bytes
-        sent_bytes += sum(tensor.nbytes for tensor in tensors)
-        return send(group, tensors, *args)
-
-    dist.ProcessGroup.send = noted
+    sizes = noted_sends()
     x = torch.tensor(PRIMES[:numel], dtype=torch.float64) * 1000 ** dist.get_rank()
     before = x.tolist()
     fn(x)
-    return before, x.tolist(), sent_bytes
+    return before, x.tolist(), sum(sizes)
 
 
 @task("02.4", "Compute meanwhile")
@@ -152,7 +187,9 @@ def overlap(attempt: Attempt) -> None:
         for rank, (gradient, result, *_) in enumerate(given):
             own = [of[rank] for of in values]
             if gradient != mean and gradient in (own, [one / world_size for one in own]):
-                raise Wrong(f"{where}, rank {rank} gives its own gradient: it reads it before wait() has returned")
+                waited = any(call.since_s is not None and call.rank == rank for call in attempt.run.collectives)
+                told = "it is read too early, or another tensor was reduced" if waited else "nobody waits for the sum"
+                raise Wrong(f"{where}, rank {rank} gives its own gradient: {told}")
             if gradient == total != mean:
                 raise Wrong(f"{where}, rank {rank}'s gradient is the sum, not the mean")
             if gradient != mean:
@@ -167,27 +204,24 @@ def late_but_for_rank_0(fn):
 
     The other ranks come only when rank 0 has computed, or does not seem to.
     """
-    rank, calls, began, late = dist.get_rank(), 0, False, False
-    store, everybody = dist.distributed_c10d._get_default_store(), range(dist.get_world_size())
-
-    def is_set(seconds, *keys):
-        with contextlib.suppress(dist.DistStoreError):
-            store.wait(list(keys), timedelta(seconds=seconds))
-            return True
+    rank, others = dist.get_rank(), range(1, dist.get_world_size())
+    calls, began, late = 0, False, False
 
     def compute():
         nonlocal calls, began, late
         calls, began = calls + 1, any(call.number for call in tracing.calls(rank, 0.0))
-        late = rank == 0 and store.check(["not before"])
-        store.set(f"computed {rank}", "yes")
+        late = rank == 0 and bool(others) and hears("not before", others, 0.001)
+        say("computed")
         return rank
 
-    if rank and is_set(1.0, "computed 0"):
-        is_set(0.2, "back 0")  # a rank 0 that does not wait has time to go on
+    if rank and hears("computed", [0], 1.0):
+        hears("back", [0], 0.2)  # a rank 0 that does not wait has time to go on
     elif rank:
-        store.set("not before", "yes")
-    gradient, result = fn(torch.tensor([6.0, 12.0]) * (rank + 1), compute)
-    gradient = gradient.tolist()
-    store.set(f"back {rank}", "yes")
-    is_set(1.0, *(f"back {other}" for other in everybody))  # who leaves would end what still goes on
+        say("not before")
+    match fn(torch.tensor([6.0, 12.0]) * (rank + 1), compute):
+        case (torch.Tensor() as gradient, result):
+            gradient = gradient.tolist()
+        case other:
+            raise Wrong(f"rank {rank} gives {other!r:.60}, and should give a tensor and what compute gave")
+    stay_together()
     return gradient, result, calls, began, late

@@ -60,6 +60,23 @@ def sends_to_the_next_only(x, src):
         dist.recv(x, src=src)
 
 
+@wrong("02.1", "x on rank 0 is what it was: irecv only begins, and wait() is missing")
+def begins_only(x, src):
+    if dist.get_rank() != src:
+        dist.irecv(x, src=src)
+    for other in others() if dist.get_rank() == src else ():
+        dist.send(x, dst=other)
+
+
+@wrong("02.1", "with 1 rank, rank 0 sends to itself")
+def begins_to_send_to_itself(x, src):
+    if dist.get_rank() == src:
+        for work in [dist.isend(x, dst=other) for other in range(dist.get_world_size())]:
+            work.wait()
+    else:
+        dist.recv(x, src=src)
+
+
 def lengths_of_all(x):
     """How many numbers each rank has."""
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
@@ -81,7 +98,7 @@ def padding_left(x):
     return torch.cat(padded_parts(x, max(lengths_of_all(x))))
 
 
-@wrong("02.2", "lacks zeros that were numbers: padding is told by lengths, not values")
+@wrong("02.2", "rank 0 lacks the 0: padding is told by lengths, not by values")
 def zeros_are_padding(x):
     found = torch.cat(padded_parts(x, max(lengths_of_all(x))))
     return found[found != 0]
@@ -92,7 +109,7 @@ def cut_to_the_shortest(x):
     return torch.cat(padded_parts(x, min(lengths_of_all(x))))
 
 
-@wrong("02.2", "gives [0, 1]: every rank is to have the numbers of all")
+@wrong("02.2", "gives [-1, 0]: every rank is to have the numbers of all")
 def on_the_last_rank_only(x):
     found = [None] * dist.get_world_size() if not dist.get_rank() else None
     dist.gather_object(x, found)
@@ -222,11 +239,27 @@ def sums(gradient, compute):
     return gradient, result
 
 
-@wrong("02.4", "with 2 ranks, rank 0 gives its own gradient: it reads it before wait() has returned")
+@wrong("02.4", "with 2 ranks, rank 0 gives its own gradient: nobody waits for the sum")
 def never_waits(gradient, compute):
     gradient /= dist.get_world_size()
     dist.all_reduce(gradient, async_op=True)
     return gradient * 1, compute()
+
+
+@wrong("02.4", "rank 0 gives its own gradient: it is read too early, or another tensor was reduced")
+def reduces_a_copy(gradient, compute):
+    work = dist.all_reduce(gradient / dist.get_world_size(), async_op=True)
+    result = compute()
+    work.wait()
+    return gradient, result
+
+
+@wrong("02.4", "rank 0 gives tensor([ 6., 12.]), and should give a tensor and what compute gave")
+def forgets_the_result(gradient, compute):
+    work = dist.all_reduce(gradient, async_op=True)
+    compute()
+    work.wait()
+    return gradient / dist.get_world_size()
 
 
 @wrong("02.4", "it was used while the all-reduce was under way")
