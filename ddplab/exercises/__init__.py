@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddplab.exercises import chapter00, chapter01, chapter02, chapter03, chapter04, chapter05, chapter06, chapter07, chapter08
+from ddplab.exercises import (
+    chapter00,
+    chapter01,
+    chapter02,
+    chapter03,
+    chapter04,
+    chapter05,
+    chapter06,
+    chapter07,
+    chapter08,
+    chapter09,
+)
 from ddplab.exercises.engine import MARKS, TASKS, Checked, Task, check
 from ddplab.exercises.progress import load
 
@@ -14,7 +25,18 @@ if TYPE_CHECKING:
 __all__ = ["TASKS", "Checked", "Task", "check", "predict", "report"]
 
 # Each puts its tasks into TASKS when it is loaded.
-_CHAPTERS = (chapter00, chapter01, chapter02, chapter03, chapter04, chapter05, chapter06, chapter07, chapter08)
+_CHAPTERS = (
+    chapter00,
+    chapter01,
+    chapter02,
+    chapter03,
+    chapter04,
+    chapter05,
+    chapter06,
+    chapter07,
+    chapter08,
+    chapter09,
+)
 
 
 class Guess:
