@@ -15,6 +15,7 @@ from ddplab.exercises import (
     chapter07,
     chapter08,
     chapter09,
+    chapter10,
 )
 from ddplab.exercises.engine import MARKS, TASKS, Checked, Task, check
 from ddplab.exercises.progress import load
@@ -36,6 +37,7 @@ _CHAPTERS = (
     chapter07,
     chapter08,
     chapter09,
+    chapter10,
 )
 
 

@@ -66,7 +66,7 @@ class Rule:
             self.at_once = max(self.at_once, self.inside)
             if self.inside > 1:
                 self.second.set()
-        self.second.wait(0.2)
+        self.second.wait(0.12)
         self.second.set()
         with self.lock:
             self.inside -= 1
