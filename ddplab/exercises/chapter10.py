@@ -78,9 +78,6 @@ def bus(attempt: Attempt) -> None:
             "wanted are GB, of 1e9 bytes, per second": wanted * 1e9,
             "GB are 1e9 bytes, not 2**30": wanted * 1e9 / 2**30,
             "the ranks' times are averaged, and all wait for the slowest": wanted * 4.05 / 3,
-            * 4.05
-            * world_size
-            / (3 * world_size),
         }
         why = [words for words, value in ways.items() if near(values[0], value, 0.04)]
         if not why and values[0] < wanted:
