@@ -37,6 +37,7 @@ STEPS = {
     "mean, divided": "steps with a gradient that is divided by the number of ranks twice",
     "pile": "steps with the gradients of earlier steps added: they pile up without zero_grad()",
     "own": "steps with its own gradient: nothing was averaged, and the replicas drift apart",
+    "own, divided": "steps with its own gradient, divided by the number of ranks: autograd does not follow all_reduce",
     "late": "averages gradients after optimizer.step(): the step was made with its own gradient",
     "parameters": "averages parameters after the step: Adam has made it with the rank's own gradient and is not linear",
     "not all": "steps with its own gradient, another rank with the mean: all ranks need it",
@@ -58,6 +59,7 @@ def three_steps(fn, per_rank_batch_size):
         fn(model, optimizer, batch[rank, :, :3], batch[rank, :, 3:])
         mean = own.mean(0)
         known = {"mean": mean, "own": own[rank], "sum": own.sum(0), "mean, divided": mean / world_size}
+        known["own, divided"] = own[rank] / world_size
         kind = name_of(stepped[0], known | {"pile": mean + before}) if stepped else "no step"
         late = name_of(gradient(model), {"mean": mean})
         told.append((kind if len(stepped) < 2 else "two steps", late, weights_of(model)))
@@ -82,7 +84,7 @@ SHARES = {
     "divided": "the right gradient divided by the number of ranks: DDP divides, too",
     "sum": "the gradient of the sum over all samples: it is not divided by how many there are",
     "sum, divided": "the mean of the ranks' sums: divided by the number of ranks, not by that of samples",
-    "sum of means": "the sum of the ranks' means",
+    "sum of means": "the sum of the ranks' means: their mean, times the number of ranks",
     "own": "its own gradient: who calls model.module or no_sync goes past DDP's averaging",
     "twice": "a gradient that is multiplied by the number of ranks once too often",
     "other": "a gradient that is not that of the mean over all samples",
@@ -111,7 +113,9 @@ def train(attempt: Attempt) -> None:
         told, where = attempt.results(*args, world_size=world_size, trial=trained), on_ranks(world_size)
         first, seen, rows, known = told[0]
         if not all(torch.equal(first, weights) for weights, *_ in told):
-            raise Wrong(f"{where}, the replicas have different weights at the end: not all steps were averaged by DDP")
+            raise Wrong(
+                f"{where}, the replicas have different weights at the end: not all batches went through a DDP model"
+            )
         taken = max(rows, default=0) * world_size
         if taken > global_batch_size:
             many = f"rank 0 takes {max(rows)} samples a step, so the ranks take {taken} together"
@@ -127,7 +131,9 @@ def train(attempt: Attempt) -> None:
         if len(seen) != share:
             raise Wrong(f"{where}, rank 0 trains on {len(seen)} samples in {epochs} epochs; its share is {share}")
         apart = (first - known["right"]).abs().max().item()
-        raise Wrong(f"{where}, the weights are {apart:.1g} away from those of one process")
+        raise Wrong(
+            f"{where}, the weights are {apart:.1g} away from those of one process with lr=0.05 and momentum=0.9"
+        )
 
 
 TRAININGS = {

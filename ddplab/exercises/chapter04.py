@@ -39,6 +39,7 @@ ACCUMULATED = {
     "last": "the gradient of the last micro-batch alone",
     "last, divided": "the gradient of the last micro-batch alone, divided by how many there are",
     "sum": "the sum over ranks, not the mean",
+    "mean, divided": "the mean divided by the number of ranks: DDP has done that",
     "other": "a gradient that is not the mean over micro-batches and ranks",
 }
 NUM_BYTES = sum(p.nbytes for p in net().parameters())  # what one step must send
@@ -70,6 +71,7 @@ def accumulated(fn, num_batches, size):
         mean, last = own.mean((0, 1)), own[-1].mean(0)
         known = {"mean": mean, "own": own[:, rank].mean(0), "not divided": mean * num_batches, "last": last}
         known |= {"last, divided": last / num_batches, "sum": mean * world_size}
+        known["mean, divided"] = mean / world_size
         syncs = sum(is_synced for is_synced, _ in seen[0])
         told.append((name_of(gradient(model.module), known), seen[1], syncs, seen[2], [rows for _, rows in seen[0]]))
     return told

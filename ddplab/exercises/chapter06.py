@@ -22,7 +22,10 @@ from ddplab.exercises.engine import Attempt, Wrong, on_ranks, task
 def mean_loss(attempt: Attempt) -> None:
     """``mean_loss(batches)`` gives on every rank the mean loss over the samples of all ranks."""
     for shares in LOSSES:
-        values = [float(value) for value in attempt.results(shares, world_size=len(shares), trial=share_of)]
+        values = attempt.results(shares, world_size=len(shares), trial=share_of)
+        if None in values:
+            raise Wrong(f"{on_ranks(len(shares))}, rank {values.index(None)} gives None: all shall have the loss")
+        values = list(map(float, values))
         ways = ways_to_average(shares)
         right = ways.pop("right")
         if all(is_near(value, right) for value in values):
@@ -34,7 +37,10 @@ def mean_loss(attempt: Attempt) -> None:
                 raise Wrong(f"{where}, rank 0 has the loss of the job, and the ranks give {told}: all shall have it")
             if all(map(is_near, values, means)):
                 raise Wrong(f"{where}, each rank gives the loss of its own share: {told}; the job's is {right:.4g}")
-        why = next((way for way, value in ways.items() if is_near(values[0], value)), "the mean over samples")
+        why = next(
+            (way for way, value in ways.items() if is_near(values[0], value)),
+            "that is no mean over the samples of all ranks",
+        )
         raise Wrong(f"{where}, they give {told} and the loss of the job is {right:.4g}: {why}")
 
 
@@ -58,6 +64,7 @@ def weighted(batches):
 def ways_to_average(shares):
     """What comes out of the right way and of wrong ones, by what is to be said of them."""
     batches = [batch for share in shares for batch in share]
+    total, num = sum(loss * num for loss, num in batches), sum(num for _, num in batches)
     losses, means = [loss for loss, _ in batches], [weighted(share) for share in shares]
     plain = [sum(loss for loss, _ in share) / len(share) for share in shares]
     return {
@@ -65,7 +72,9 @@ def ways_to_average(shares):
         "that is the mean over batches, in which a small one counts as much": sum(losses) / len(losses),
         "that is the mean of the ranks' means, and their shares are unequal": sum(means) / len(means),
         "that is a mean over batches on each rank, and then over ranks; samples must count": sum(plain) / len(plain),
-        "that is the sum over samples": sum(loss * num for loss, num in batches),
+        "a batch's mean is added up once, and divided by all samples": sum(losses) / num,
+        "that is the sum over all ranks, divided by what rank 0 has": total / sum(num for _, num in shares[0]),
+        "that is the sum over samples": total,
         "that is the sum of the ranks' means": sum(means),
     }
 
@@ -134,7 +143,9 @@ def watched(fn, path, num_numbers):
     epoch, where = found(path, num_numbers), f"{on_ranks(dist.get_world_size())}, rank {rank}"
     if epoch != 1:
         holds = "half a checkpoint" if epoch is None else "the old checkpoint"
-        raise Wrong(f"{where} comes back too early: it reads {holds}, and rank 0 has not written the new one")
+        raise Wrong(
+            f"{where} comes back too early: it reads {holds}, which rank 0 replaces later; it must wait for that"
+        )
     if rank:
         store.set("back", "yes")
 
@@ -169,7 +180,7 @@ def found(path, num_numbers):
 @task("06.3", "Resume to the last bit")
 def train(attempt: Attempt) -> None:
     """``train(build, train_epoch, epochs, path)``: who was stopped goes on as if nothing had been."""
-    for world_size, stop, epochs in ((2, 1, 3), (1, 2, 4), (3, 2, 3)):
+    for world_size, stop, epochs in ((2, 2, 4), (1, 1, 3), (3, 2, 3)):
         with tempfile.TemporaryDirectory() as folder:
             args, options = (Path(folder), stop, epochs), {"world_size": world_size}
             if world_size == 2:  # the second half in new processes

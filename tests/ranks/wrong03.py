@@ -138,7 +138,7 @@ def global_batch_on_each_rank(model, data, epochs, global_batch_size):
     trained(DDP(model), data, epochs, global_batch_size, DistributedSampler(data))
 
 
-@wrong("03.3", "with 2 ranks, the replicas have different weights at the end: not all steps were averaged by DDP")
+@wrong("03.3", "with 2 ranks, the replicas have different weights at the end: not all batches went through a DDP model")
 def without_ddp(model, data, epochs, global_batch_size):
     trained(model, data, epochs, global_batch_size // dist.get_world_size(), DistributedSampler(data))
 
