@@ -16,6 +16,7 @@ from ddplab.exercises import (
     chapter08,
     chapter09,
     chapter10,
+    chapter11,
 )
 from ddplab.exercises.engine import MARKS, TASKS, Checked, Task, check
 from ddplab.exercises.progress import load
@@ -38,6 +39,7 @@ _CHAPTERS = (
     chapter08,
     chapter09,
     chapter10,
+    chapter11,
 )
 
 
