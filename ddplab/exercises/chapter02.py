@@ -1,7 +1,6 @@
 """Tasks on collectives."""
 
 import contextlib
-import time
 from datetime import timedelta
 
 import torch
@@ -78,8 +77,9 @@ def spreading(fn, src):
     x = torch.arange(1, 7).reshape(2, 3) * 10 ** dist.get_rank()
     before = x.tolist()
     noted_sends()
-    if dist.get_rank() == src:
-        time.sleep(0.05)  # who does not wait for the numbers is without them
+    others = [rank for rank in range(dist.get_world_size()) if rank != src]
+    if dist.get_rank() == src and others:
+        hears("back", others, 0.1)  # who does not wait for the numbers comes back without them
     fn(x, src)
     after = x.tolist()
     stay_together()
