@@ -2,7 +2,7 @@
 
 import os
 
-from ddplab.exercises.engine import Attempt, Wrong, task
+from ddplab.exercises.engine import Attempt, Wrong, stand_in, task
 
 # World size, GPUs of each machine, and the local rank of each rank: the last two jobs have two machines.
 JOBS = [(1, 0, [0], False), (2, 1, [0, 0], False), (3, 2, [0, 1, 0], True)]
@@ -68,12 +68,12 @@ def as_torchrun_would(fn, num_gpus, local_ranks, raises):
 
     def body(device):
         group = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (None, None)
-        seen.append((*group, str(device)))
+        seen.append((*group, "cpu" if str(device).startswith("cpu") else str(device)))
         if raises:
             raise BodyError("image 17 has 4 channels")
         return 10 * rank
 
-    dist.init_process_group = init
+    stand_in(fn, "init_process_group", init)
     try:
         result = fn(body, num_gpus)
     except BodyError:

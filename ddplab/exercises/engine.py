@@ -143,6 +143,15 @@ def gathered(number: int) -> list[int]:
     return [int(one) for one in told]
 
 
+def stand_in(fn: Callable[..., Any], name: str, new: Callable[..., Any]) -> None:
+    """In this rank let ``dist.NAME`` be ``new``, also where the file of ``fn`` has imported it by its name."""
+    import torch.distributed as dist
+
+    old = getattr(dist, name)
+    for names in (vars(dist), getattr(fn, "__globals__", {})):
+        names.update({found: new for found, value in names.items() if value is old})
+
+
 def task(number: str, title: str) -> Callable[[Callable[[Attempt], None]], Callable[[Attempt], None]]:
     """Decorate the function that judges a task; its docstring says what counts as solved."""
 
