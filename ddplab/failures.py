@@ -210,7 +210,7 @@ def _advice(first: Failure, failures: Sequence[Failure], others: bool) -> str:
     if first.signal == "SIGKILL":
         return "find out what ended it: somebody's kill, or the system when memory ran out."
     if first.signal == "SIGABRT":
-        return "read its last lines; Gloo aborts when the ranks give one collective different sizes."
+        return "read its last lines; Gloo aborts when the ranks give one collective different sizes or dtypes."
     if first.signal == "SIGTERM":
         return "find out what asked it to end."
     if first.signal:

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
-from ddplab.exercises import (
-    chapter00,
-    chapter01,
-    chapter02,
-    chapter03,
-    chapter04,
-    chapter05,
-    chapter06,
-    chapter07,
-    chapter08,
-    chapter09,
-    chapter10,
-    chapter11,
-)
 from ddplab.exercises.engine import MARKS, TASKS, Checked, Task, check
 from ddplab.exercises.progress import load
 
@@ -26,21 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TASKS", "Checked", "Task", "check", "predict", "report"]
 
-# Each puts its tasks into TASKS when it is loaded.
-_CHAPTERS = (
-    chapter00,
-    chapter01,
-    chapter02,
-    chapter03,
-    chapter04,
-    chapter05,
-    chapter06,
-    chapter07,
-    chapter08,
-    chapter09,
-    chapter10,
-    chapter11,
-)
+for _number in range(12):  # each chapter puts its tasks into TASKS when it is loaded
+    importlib.import_module(f"ddplab.exercises.chapter{_number:02}")
 
 
 class Guess:

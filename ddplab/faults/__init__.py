@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
 from ddplab import tables
 from ddplab.catalog import CATEGORIES
-from ddplab.faults import communication, data, ddp, initialisation, launcher, mismatch, nccl, resources, rpc
 from ddplab.faults.fault import FAULTS, Fault, Seen
 
 __all__ = ["FAULTS", "Fault", "Seen", "get", "names", "run", "table"]
 
 
-_FILES = (
-    initialisation,
-    communication,
-    mismatch,
-    ddp,
-    data,
-    rpc,
-    nccl,
-    launcher,
-    resources,
-)  # each puts its faults into FAULTS when it is loaded
+for _kind in ["initialisation", "communication", "mismatch", "ddp", "data", "rpc", "nccl", "launcher", "resources"]:
+    importlib.import_module(f"ddplab.faults.{_kind}")  # which puts its faults into FAULTS
 
 
 def names(category: str = "") -> list[str]:
