@@ -52,8 +52,11 @@ class Lesson:
         return dict(self._cells.namespace)
 
     def script(self, name: str = "script") -> str:
-        """The text that the notebook runs under torchrun: its variable of that name."""
-        return str(self.define(f"{name} = ")[name])
+        """The text that the notebook runs under torchrun: its variable of that name, however it is put together."""
+        for source in self._sources:
+            if source.startswith((f"{name} = ", f"{name} += ")):
+                self._cells.run(definitions(source))
+        return str(self._cells.namespace[name])
 
 
 def definitions(source: str, assignments: bool = True) -> str:

@@ -2,50 +2,31 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 import torch
 import torch.distributed as dist
+from lesson import Lesson, torchrun
 
 from ddplab import Run, launch
-
-NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "02_collectives.ipynb"
-
-
-class Lesson:
-    """The functions of the notebook, without the pictures that its cells end with."""
-
-    def __init__(self, cells: Any) -> None:
-        self._cells = cells
-        self._sources = [c.source for c in nbformat.read(NOTEBOOK, as_version=4).cells if c.cell_type == "code"]
-        cells.run("import inspect, time\nfrom ddplab import device")
-        for start in ("def numbers", "def pass_on", "def ring_all_reduce"):
-            self.define(start)
-
-    def define(self, start: str) -> dict[str, Any]:
-        """Run the one cell that starts so, as far as it defines something; gives all that is defined."""
-        (source,) = [source for source in self._sources if source.startswith(start)]
-        self._cells.run(source.partition("\nplots.")[0])
-        namespace: dict[str, Any] = self._cells.namespace
-        return namespace
-
-    def play(self, name: str, world_size: int) -> list[list[int]]:
-        """What each rank holds after the function of that name."""
-        fn = self.define(f"def {name}(").get(name) if name != "swap_at_once" else self._cells.namespace[name]
-        return [value["after"].tolist() for value in quiet(fn, world_size=world_size).results]
 
 
 @pytest.fixture
 def lesson(cells: Any) -> Lesson:
     """The functions of the notebook."""
-    return Lesson(cells)
+    lesson = Lesson(cells, "02_collectives")
+    lesson.define_all()
+    lesson.define("sent_bytes = 0\n\ndef pass_on")
+    return lesson
+
+
+def play(lesson: Lesson, name: str, world_size: int) -> list[list[int]]:
+    """What each rank holds after the function of that name."""
+    fn = lesson.define(f"def {name}(")[name]
+    return [value["after"].tolist() for value in quiet(fn, world_size=world_size).results]
 
 
 def quiet(fn: Any, *args: Any, **options: Any) -> Run:
@@ -67,24 +48,11 @@ def numbers() -> Callable[..., torch.Tensor]:
 # Under torchrun ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("world_size", "said"),
-    [
-        (3, "rank 0 of 3 has [111, 222, 333, 444, 555, 666] and sent 64 bytes for 48"),
-    ],
-)
-def test_the_script_of_the_lesson_runs_under_torchrun(
-    lesson: Lesson, tmp_path: Path, world_size: int, said: str
-) -> None:
+def test_the_script_of_the_lesson_runs_under_torchrun(lesson: Lesson, tmp_path: Path) -> None:
     """The ring of the notebook, as it stands there, adds up in a script, too, and sends 2(N - 1)/N of the tensor."""
-    lesson.define("sent_bytes = 0")
-    file = tmp_path / "ring.py"
-    file.write_text(lesson.define("script = f'''")["script"])
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*torchrun, str(file)], capture_output=True, text=True, timeout=120, env=env)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [said]
+    (file := tmp_path / "ring.py").write_text(lesson.script())
+    said = ["rank 0 of 3 has [111, 222, 333, 444, 555, 666] and sent 64 bytes for 48"]
+    assert torchrun(file, world_size=3) == said
 
 
 # The pictures -----------------------------------------------------------------------------------------
@@ -112,7 +80,7 @@ SUMS = [111, 222, 333]
 )
 def test_a_picture_shows_what_its_text_says(lesson: Lesson, name: str, after: list[list[int]]) -> None:
     """The numbers behind it; nbval compares no pictures. If first_column is right one day, the lesson must say so."""
-    assert lesson.play(name, len(after)) == after
+    assert play(lesson, name, len(after)) == after
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

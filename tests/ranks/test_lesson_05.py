@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 import torch
 import torch.distributed as dist
+from lesson import Lesson, torchrun
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info
 
 from ddplab import launch
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "05_samplers.ipynb"
-
-
-class Lesson:
-    """The cells of the notebook, each without the line that shows what it does."""
-
-    def __init__(self, cells: Any) -> None:
-        self._cells = cells
-        self._sources = [c.source for c in nbformat.read(NOTEBOOK, as_version=4).cells if c.cell_type == "code"]
-        cells.run(self._sources[0].replace("import matplotlib.pyplot as plt\n", ""))
-
-    def define(self, start: str, *changes: tuple[str, str]) -> dict[str, Any]:
-        """Run the one cell that starts so, changed as the learner is asked to; gives all that is defined."""
-        (source,) = [source for source in self._sources if source.startswith(start)]
-        for shown in ("\nplots.", "\nlaunch(", "\nrun = launch("):
-            source = source.partition(shown)[0]
-        for old, new in changes:
-            assert old in source
-            source = source.replace(old, new)
-        self._cells.run(source)
-        namespace: dict[str, Any] = self._cells.namespace
-        return namespace
-
 
 @pytest.fixture
 def lesson(cells: Any) -> Lesson:
-    """The functions and classes of the notebook."""
-    return Lesson(cells)
+    """The functions and classes of the notebook, whose imports have run."""
+    lesson = Lesson(cells, "05_samplers")
+    lesson.define("import itertools")
+    return lesson
 
 
 def results(fn: Any, *args: Any, world_size: int = 2) -> list[Any]:
@@ -58,15 +34,8 @@ def results(fn: Any, *args: Any, world_size: int = 2) -> list[Any]:
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_the_script_of_the_lesson_counts_each_image_once(lesson: Lesson, tmp_path: Path, world_size: int) -> None:
     """However many ranks there are, it prints what the notebook shows; 2 and 4 do not divide 21."""
-    file = tmp_path / "evaluate.py"
-    file.write_text(lesson.define("script = '''")["script"])
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*torchrun, str(file)], capture_output=True, text=True, timeout=120, env=env)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "7 of 21 are right\n"
-    (shown,) = [c for c in nbformat.read(NOTEBOOK, as_version=4).cells if c.source.startswith("import subprocess")]
-    assert shown.outputs[0].text.strip() == done.stdout.strip()
+    (file := tmp_path / "evaluate.py").write_text(lesson.script())
+    assert torchrun(file, world_size=world_size) == ["7 of 21 are right"]
 
 
 # The pictures, of which nbval compares nothing ---------------------------------------------------------
@@ -129,7 +98,7 @@ def test_set_epoch_after_the_loop_is_an_epoch_late(lesson: Lesson) -> None:
 
 def test_drop_last_of_the_loader_drops_on_every_rank(lesson: Lesson) -> None:
     """Of six samples in batches of four, two."""
-    epochs = lesson.define("def epochs", ("batch_size=2", "batch_size=4, drop_last=True"))["epochs"]
+    epochs = lesson.define("def epochs", (" batch_size=2", " batch_size=4, drop_last=True"))["epochs"]
     assert [[len(met) for met in rank] for rank in results(epochs, True)] == [[4, 4, 4]] * 2
 
 
