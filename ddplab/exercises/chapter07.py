@@ -136,6 +136,8 @@ def surviving(fn, num_steps, killed):
             store.add(f"killed {rank}", 1)  # comes back when the store knows it, unlike set
             os.kill(os.getpid(), signal.SIGKILL)
         store.set(f"{rank} is at {number}", "")
+        if set(members) - set(left()):  # the group is broken; Gloo's isend might wait here for ever
+            raise RuntimeError("Connection closed by peer")
         # To the one that is killed last, and from it first: so each notices by itself, and waits for no other.
         others = sorted(set(members) - {rank}, key=lambda other: killed.get(other) == number)
         sent = [dist.isend(torch.ones(1), members.index(other)) for other in others]
@@ -168,11 +170,11 @@ def surviving(fn, num_steps, killed):
 
 def mistaken(options, left, rank):
     """What is wrong with the new group, if something is, so that nobody waits for it in vain."""
-    size, store = options.get("world_size"), options.get("store")
+    size, store = options.get("world_size", int(os.environ["WORLD_SIZE"])), options.get("store")
     if size != len(left):
         return f"rank {rank} begins a group of {size}, and {len(left)} are left: it waits for one that is no more"
-    if options.get("rank") != left.index(rank):
-        return f"rank {rank} calls itself {options.get('rank')} in a group of {size}: ranks are counted anew, from 0"
+    if (told := options.get("rank", rank)) != left.index(rank):
+        return f"rank {rank} calls itself {told} in a group of {size}: ranks are counted anew, from 0"
     if store is None or store.check([f"met by {rank}"]):
         return f"rank {rank} begins a group under a name that it has used before: old keys in the store mislead it"
     return ""

@@ -15,11 +15,13 @@ def repair(attempt: Attempt) -> None:
                 why = "the sum of all" if value and abs(value - mean * world_size) < 1e-4 else "not the mean of all"
                 why = "only its own" if value and abs(value - rank - 1) < 1e-4 else why
                 raise Wrong(f"{where}, rank {rank} tells the loss {value}, and the mean is {mean:g}: {why}")
-            if rank == 0 and (off is None or off > 1e-4):
-                why = (
-                    "BatchNorm takes the mean of this batch in place of the one it has learned" if moved else "another"
+            if rank == 0 and off is None:
+                raise Wrong(f"{where}, rank 0 gives no output")
+            if rank == 0 and off > 1e-4:
+                why = "BatchNorm takes the mean of this batch in place of the one it has learned"
+                raise Wrong(
+                    f"{where}, rank 0's output is not that of evaluation: {why if moved else f'off by {off:.2g}'}"
                 )
-                raise Wrong(f"{where}, rank 0's output is not that of evaluation: {off and why}")
             if rank == 0 and moved:  # rank 0's buffers are those of all ranks from the next step on
                 raise Wrong(f"{where}, rank {rank}'s BatchNorm has learned from the test image: evaluate in eval mode")
             if not is_training:
@@ -124,4 +126,4 @@ def with_batches(fn, dealt):
     step, end, made = together("has no batch left")
     left = fn(list(dealt[dist.get_rank()]), step)
     end()
-    return [int(one) for one in made], [int(one) for one in left]
+    return [int(one) for one in made], [int(one) for one in left or []]
