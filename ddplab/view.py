@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 from ddplab.board import Board, to_lines
 from ddplab.events import Event, Line, Omitted
@@ -124,23 +124,32 @@ class Live(View):
 
 
 class Redrawn(Live):
-    """In a terminal that can move its cursor: lines as they come, below them one redrawn line per rank."""
+    """In a terminal that can move its cursor: lines as they come, below them one redrawn line per rank.
+
+    Of several launches at a time, in threads, the first has the block; the lines of all go above it.
+    """
+
+    _first: ClassVar[Redrawn | None] = None
+    _lines: ClassVar[deque[str]] = deque()
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec)
-        self._lines: list[str] = []
         self._block: list[str] = []
 
     def show(self, events: Iterable[Event]) -> None:
+        Redrawn._first = Redrawn._first or self
         lines = [prefixed(event, self._world_size) for event in events if isinstance(event, Line)]
         # Colours may pass; what would move the cursor, and with it the block, may not.
-        self._lines += [_MOVES.sub("", line) + "\x1b[0m" * ("\x1b" in line) for line in lines]
-        if self._lines and not self._block:
-            self._write([])
-        super().show(events)
+        self._lines.extend(_MOVES.sub("", line) + "\x1b[0m" * ("\x1b" in line) for line in lines)
+        if Redrawn._first is self:
+            if self._lines and not self._block:
+                self._write([])
+            super().show(events)
 
     def close(self) -> None:
-        self._write([])
+        if Redrawn._first in (None, self):
+            self._write([])
+            Redrawn._first = None
 
     def _draw(self, now_s: float) -> None:
         self._write(to_lines(self._board.rows(now_s), max(1, shutil.get_terminal_size().lines - 2)))
@@ -150,10 +159,11 @@ class Redrawn(Live):
         if block == self._block and not self._lines:
             return
         back = f"\x1b[{len(self._block)}F\x1b[J" if self._block else ""
+        lines = [self._lines.popleft() for _ in range(len(self._lines))]  # another thread may add to them
         # Without wrapping, a row that is too long for the terminal still takes one line.
         shown = ["\x1b[?7l" + "\n".join(block) + "\x1b[?7h"] if block else []
-        _print(back + "".join(f"{line}\n" for line in [*self._lines, *shown]), end="")
-        self._lines, self._block = [], block
+        _print(back + "".join(f"{line}\n" for line in [*lines, *shown]), end="")
+        self._block = block
 
 
 class Notebook(View):

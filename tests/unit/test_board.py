@@ -170,6 +170,23 @@ def test_a_terminal_shows_lines_above_rows(monkeypatch):
     assert terminal.screen() == ["rank 0 | one", "rank 0 | two", "rank 0 ! three", "rank 0 | four"]
 
 
+def test_two_launches_at_a_time_share_a_terminal(monkeypatch):
+    """The first has the rows, the lines of both stand above them, and none is lost when either ends."""
+    terminal = open_terminal(monkeypatch)
+    first, second = (views.choose("auto", run_of(world_size=1).spec) for _ in range(2))
+    first.show([ev.Began(0, 0.1), ev.Line(0, 0.2, "stdout", "one")])
+    second.show([ev.Began(0, 0.1), ev.Line(0, 0.2, "stdout", "of the other")])
+    terminal.sleep(0.5)
+    first.show([])
+    assert terminal.screen() == ["rank 0 | one", "rank 0 | of the other", "rank 0 ● running  0 s  one"]
+    second.show([ev.Line(0, 0.6, "stdout", "more")])
+    first.close()
+    second.show([ev.Line(0, 0.7, "stdout", "last")])
+    second.close()
+    lines = ["one", "of the other", "more", "last"]
+    assert terminal.screen() == [f"rank 0 | {line}" for line in lines]
+
+
 def test_a_short_run_shows_no_rows(monkeypatch):
     """A function that returns at once shows only what it printed."""
     terminal = open_terminal(monkeypatch)
