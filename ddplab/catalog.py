@@ -2,7 +2,8 @@
 
 A pattern is plain text. Capitals, blanks and quotation marks do not count, ``*`` stands for up to 200 characters,
 ``#`` for a number. A pattern that begins with ``re:`` is a regular expression for the squeezed text; its group "at",
-if it has one, shows the line.
+if it has one, shows the line. It may use ``{error}``, an exception of a built-in class; ``{raised}``, which after a
+file of a traceback says that the exception was raised there; ``{cut}``, that the traceback ends there without one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import tomllib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -33,6 +34,7 @@ CATEGORIES = {
     "resource": "resources",
 }
 CAUSE, ECHO, WRAPPER = 70, 50, 30  # weights: from CAUSE on the text names the cause; up to ECHO it only followed
+_KIND = 25  # the weight of an answer by hints: more than a launcher's report, less than anything else
 
 # Words of squeezed texts from which one tells whether they have to do with this, or come from other programs.
 _HERE = re.compile(
@@ -44,6 +46,12 @@ _ELSEWHERE = re.compile(
     r"nginx|npm|net\.js|node:|java[.:]|\.java|curl:|wget|git@|github\.com|requests[._]|urllib|redis|postgres|psql|mysql"
     r"|sqlite|celery|joblib|rsync|keras|tensorflow|chrome|kubectl"
 )
+_ERROR = r"(?P<at>(attribute|type|value|runtime|assertion|key|index|notimplemented|dist\w{0,60})error(?![(\w]))"
+_MACROS = {
+    "{raised}": r"\.py,line\d+,in((?!,line\d)(?!error:).){0,400}?" + _ERROR,
+    "{cut}": r"\.py,line\d+,in(?!.{0,3000}(error|exception)(?!\w))",
+    "{error}": _ERROR,
+}
 _REDACTED = re.compile("<(?:[a-z]|pid|port|rank|num|number|int|size|ms)>")  # for numbers that were left out
 
 
@@ -53,7 +61,8 @@ class Entry:
 
     ``weight`` says how much the text tells: 70 and more, it names the cause; 51 to 69, a symptom with a usual cause;
     31 to 50, an echo, what survivors see; up to 30, the wrapping of a launcher, or a warning. A ``silent`` cause
-    makes wrong numbers and no text: it has no patterns, and ``fault`` shows it.
+    makes wrong numbers and no text: it has no patterns, and ``fault`` shows it. ``hints`` are words of a whole kind of
+    errors (files of torch, names of its parts): they count only where nothing tells more.
     """
 
     id: str
@@ -73,6 +82,7 @@ class Entry:
     any: tuple[str, ...] = ()
     all: tuple[str, ...] = ()
     none: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,8 @@ def _frozen(table: dict[str, Any]) -> dict[str, Any]:
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     if pattern.startswith("re:"):
+        for name, meaning in _MACROS.items():
+            pattern = pattern.replace(name, meaning)
         return re.compile(pattern[3:])
     escaped = re.escape(squeeze(pattern))
     return re.compile(escaped.replace(r"\*", ".{0,200}?").replace(r"\#", r"\d+"))
@@ -146,7 +158,21 @@ def candidates(lines: Sequence[LogLine]) -> list[Candidate]:
         return []
     known = (entry for entry in entries().values() if here or not entry.classes.startswith("none:"))
     found = [Candidate(entry, shown) for entry in known if (shown := _shown(entry, views))]
+    if all(one.entry.weight < _KIND for one in found):
+        found += _by_hints(views)
     return sorted(found, key=lambda one: (-one.entry.weight, by(one.lines[0])))
+
+
+def _by_hints(views: Sequence[View]) -> list[Candidate]:
+    """The kind of error for which most hints speak; of two that are equal, the one that is hinted at last."""
+    kinds = []
+    for entry in entries().values():
+        hits = [hit for hint in entry.hints if (hit := tuple(line for view in views[:1] for line in view.found(hint)))]
+        lines = {line.number: line for hit in hits for line in hit}
+        if hits:
+            shown = tuple(lines[number] for number in sorted(lines, reverse=True))
+            kinds.append((len(hits), shown[0].number, Candidate(replace(entry, weight=_KIND), shown)))
+    return [max(kinds, key=lambda kind: kind[:2])[2]] if kinds else []
 
 
 def order(lines: Iterable[LogLine]) -> Callable[[LogLine], tuple[str, int]]:

