@@ -133,3 +133,24 @@ def test_the_owner_keeps_the_object_while_a_worker_refers_to_it(lesson: Lesson) 
         return during, alive()
 
     assert run(keeps).results == [(1, 0), (0, 0)]
+
+
+def test_only_two_classes_of_errors_come_as_they_are() -> None:
+    """ValueError and TypeError; of the others the caller gets a RuntimeError, unless ``to_here`` asks."""
+
+    def ask() -> dict[str, str]:
+        import torch.distributed.rpc as rpc
+
+        rank, came = int(os.environ["RANK"]), {}
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+        for name in ("ValueError", "TypeError", "KeyError", "IndexError", "ZeroDivisionError") if rank == 0 else ():
+            try:
+                rpc.rpc_sync("worker1", exec, args=(f"raise {name}('x')",))
+            except Exception as error:
+                came[name] = type(error).__name__
+        rpc.shutdown()
+        return came
+
+    came = launch(ask, backend=None, view="quiet").results[0]
+    assert {name for name, kind in came.items() if name == kind} == {"ValueError", "TypeError"}
+    assert set(came.values()) == {"ValueError", "TypeError", "RuntimeError"}
