@@ -46,6 +46,7 @@ _ELSEWHERE = re.compile(
     r"nginx|npm|net\.js|node:|java[.:]|\.java|curl:|wget|git@|github\.com|requests[._]|urllib|redis|postgres|psql|mysql"
     r"|sqlite|celery|joblib|rsync|keras|tensorflow|chrome|kubectl"
 )
+_MIN_CUT, _MAX_CUT = 12, 200  # what must be left of a pattern at a cut end, and where to look for it
 _ERROR = r"(?P<at>(attribute|type|value|runtime|assertion|key|index|notimplemented|dist\w{0,60})error(?![(\w]))"
 _MACROS = {
     "{raised}": r"\.py,line\d+,in((?!,line\d)(?!error:).){0,400}?" + _ERROR,
@@ -119,6 +120,20 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(escaped.replace(r"\*", ".{0,200}?").replace(r"\#", r"\d+"))
 
 
+@cache
+def _plain(pattern: str) -> str:
+    """A pattern without gaps as squeezed text, or "" if it has some."""
+    return "" if pattern.startswith("re:") or "*" in pattern or "#" in pattern else squeeze(pattern)
+
+
+def _cut_at(pattern: str, end: str) -> int | None:
+    """Where in the end of a text a plain pattern begins that was cut off there, with more than half of it left."""
+    whole = _plain(pattern)
+    begin = end.rfind(whole[:_MIN_CUT]) if len(whole) > _MIN_CUT else -1
+    left = end[begin:] if begin >= 0 else ""
+    return begin if len(whole) > len(left) > len(whole) // 2 and whole.startswith(left) else None
+
+
 class View:
     """Lines as one squeezed text, in which a position leads back to its line."""
 
@@ -130,12 +145,20 @@ class View:
         self.lines, self.text = lines, "".join(parts)
         self._begins = list(accumulate(map(len, parts[:-1]), initial=0))
 
-    def found(self, pattern: str) -> Iterator[LogLine]:
-        """The lines in which the pattern begins, or its group "at" if it has one."""
+    def found(self, pattern: str, cut: bool = False) -> Iterator[LogLine]:
+        """The lines in which the pattern begins, or its group "at" if it has one.
+
+        With ``cut`` also the line where it begins, if the text was cut off within it.
+        """
         compiled = _compiled(pattern)
         group = "at" if "at" in compiled.groupindex else 0
         for match in compiled.finditer(self.text):
-            yield self.lines[bisect_right(self._begins, match.start(group)) - 1]
+            yield self._line(match.start(group))
+        if cut and (begin := _cut_at(pattern, self.text[-_MAX_CUT:])) is not None:
+            yield self._line(len(self.text) - min(len(self.text), _MAX_CUT) + begin)
+
+    def _line(self, position: int) -> LogLine:
+        return self.lines[bisect_right(self._begins, position) - 1]
 
 
 def _views(lines: Sequence[LogLine]) -> list[View]:
@@ -159,8 +182,20 @@ def candidates(lines: Sequence[LogLine]) -> list[Candidate]:
     known = (entry for entry in entries().values() if here or not entry.classes.startswith("none:"))
     found = [Candidate(entry, shown) for entry in known if (shown := _shown(entry, views))]
     if all(one.entry.weight < _KIND for one in found):
-        found += _by_hints(views)
+        found += _cut_off(views) or _by_hints(views)
     return sorted(found, key=lambda one: (-one.entry.weight, by(one.lines[0])))
+
+
+def _cut_off(views: Sequence[View]) -> list[Candidate]:
+    """The entries of which a pattern was cut off at the end of the text: likely at best."""
+    hits = [
+        (entry, [line for one in entry.any for line in views[0].found(one, cut=True)]) for entry in entries().values()
+    ]
+    return [
+        Candidate(replace(entry, weight=min(entry.weight, CAUSE - 1)), tuple(lines))
+        for entry, lines in hits
+        if lines and not entry.all and not entry.none
+    ]
 
 
 def _by_hints(views: Sequence[View]) -> list[Candidate]:

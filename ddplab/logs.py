@@ -27,7 +27,7 @@ _NEWS = (
     b"isnot", b"mustbe", b"hasno", b"fault", b"unknown", b"missing", b"outof", b"limit", b"hang", b"freez", b"only",
     b"waiting", b"toomany", b"[e", b"fatal", b"[c10d]", b"assert", b"stuck", b"deadlock", b"notwork", b"same", b"twice",
     b"unavailable", b"undefined", b"differ", b"[w", b"didnt", b"waitsin",
-    b"waitin", b"didnot", b"nomodulenamed", b"w.start(",
+    b"waitin", b"didnot", b"nomodulenamed", b"w.start(", b"notenough",
 )  # fmt: skip
 _DULL = {b"warn", b"only", b"same", b"expected", b"limit", b"waiting", b"twice", b"missing", b"exit", b"reset"}
 _HEX = b"abcdef"

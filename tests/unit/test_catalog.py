@@ -85,6 +85,39 @@ def test_a_pattern_looks_only_so_far(id: str) -> None:
             assert pattern == logs.squeeze(pattern).replace("(?p<", "(?P<")
 
 
+FRAME = '  File "/site/torch/{0}", line 7, in call\n    return fn()'
+
+
+@pytest.mark.parametrize(
+    ("text", "category"),
+    [
+        (FRAME.format("nn/parallel/distributed.py"), "ddp_usage"),
+        (FRAME.format("distributed/fsdp/wrap.py"), "ddp_usage"),
+        (FRAME.format("utils/data/dataloader.py"), "sampler_data"),
+        (FRAME.format("distributed/rpc/api.py"), "rpc"),
+        (FRAME.format("distributed/rendezvous.py"), "initialisation"),
+        (FRAME.format("distributed/distributed_c10d.py"), "collective_mismatch"),
+        ("frame #1: c10d::Reducer::mark_variable_ready(unsigned long) + 0x4cd", "ddp_usage"),
+        ("frame #3: c10d::ProcessGroupNCCL::WorkNCCL::f() + 0x4cd (libtorch_cuda.so)", "nccl_backend"),
+    ],
+)
+def test_where_nothing_else_tells_files_and_names_give_the_kind(text: str, category: str) -> None:
+    """It is told as a kind, without a cause; an own exception behind it counts more."""
+    told = explain(text)
+    assert (told.category, told.certain) == (category, False)
+    assert told.sure == "the kind of error, not its cause" and "does not" in told.sentence
+    assert explain(f'{text}\n  File "mine.py", line 3, in f\nKeyError: 3').category != category
+
+
+def test_a_message_that_is_cut_off_is_still_found() -> None:
+    """With more than half of it left; but it is not told as certain."""
+    whole = "RuntimeError: Default process group has not been initialized"
+    assert explain(whole).certain
+    cut = explain(whole[:-8])
+    assert cut.id == "no-init" and not cut.certain
+    assert not explain(whole[:-26]).known
+
+
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script that counts."""
