@@ -20,7 +20,7 @@ from typing import Any
 
 from ddplab.logs import LogLine, squeeze
 
-__all__ = ["CATEGORIES", "CAUSE", "ECHO", "WRAPPER", "Candidate", "Entry", "candidates", "entries", "order"]
+__all__ = ["CATEGORIES", "CAUSE", "ECHO", "KIND", "WRAPPER", "Candidate", "Entry", "candidates", "entries", "order"]
 
 CATEGORIES = {
     "nccl_backend": "backend/NCCL",
@@ -34,7 +34,7 @@ CATEGORIES = {
     "resource": "resources",
 }
 CAUSE, ECHO, WRAPPER = 70, 50, 30  # weights: from CAUSE on the text names the cause; up to ECHO it only followed
-_KIND = 25  # the weight of an answer by hints: more than a launcher's report, less than anything else
+KIND = 25  # the weight of an answer by hints: more than a launcher's report, less than anything else
 
 # Words of squeezed texts from which one tells whether they have to do with this, or come from other programs.
 _HERE = re.compile(
@@ -181,7 +181,7 @@ def candidates(lines: Sequence[LogLine]) -> list[Candidate]:
         return []
     known = (entry for entry in entries().values() if here or not entry.classes.startswith("none:"))
     found = [Candidate(entry, shown) for entry in known if (shown := _shown(entry, views))]
-    if all(one.entry.weight < _KIND for one in found):
+    if all(one.entry.weight < KIND for one in found):
         found += _cut_off(views) or _by_hints(views)
     return sorted(found, key=lambda one: (-one.entry.weight, by(one.lines[0])))
 
@@ -206,7 +206,7 @@ def _by_hints(views: Sequence[View]) -> list[Candidate]:
         lines = {line.number: line for hit in hits for line in hit}
         if hits:
             shown = tuple(lines[number] for number in sorted(lines, reverse=True))
-            kinds.append((len(hits), shown[0].number, Candidate(replace(entry, weight=_KIND), shown)))
+            kinds.append((len(hits), shown[0].number, Candidate(replace(entry, weight=KIND), shown)))
     return [max(kinds, key=lambda kind: kind[:2])[2]] if kinds else []
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from ddplab import diagnosis
-from ddplab.catalog import CATEGORIES, CAUSE, ECHO, WRAPPER, Candidate, Entry, candidates, entries, order
+from ddplab.catalog import CATEGORIES, CAUSE, ECHO, KIND, WRAPPER, Candidate, Entry, candidates, entries, order
 from ddplab.errors import RankFailedError
 from ddplab.logs import LogLine, read
 
@@ -27,6 +27,7 @@ __all__ = ["Evidence", "Explanation", "explain"]
 MAX_LINES, MAX_ECHOES, WIDTH = 3, 3, 110
 SURE = "the text says so"
 UNKNOWN = "I do not know this error."
+ENDED = "Get the whole text: the line that names the exception, normally the last one, is not in this one."
 COLLECT = (
     "Take the whole log of all ranks, from the start: under torchrun, --log-dir logs --tee 3 writes one file a rank.",
     "Look for the failure that came first by time, and read its traceback from the last line upwards.",
@@ -159,7 +160,10 @@ def _told(best: Candidate, others: Sequence[Candidate], lines: Sequence[LogLine]
         if len(shown) < len(best.lines[:MAX_LINES]) + MAX_ECHOES:
             shown.setdefault(line.number, _evidence(line, role))
     by, places = order(lines), {line.number: line for line in [*lines, *(one.lines[0] for one in others)]}
-    return _by(entry, entry.sentence, tuple(shown[number] for number in sorted(shown, key=lambda n: by(places[n]))))
+    evidence = tuple(shown[number] for number in sorted(shown, key=lambda n: by(places[n])))
+    if entry.weight == KIND and not any(_FINAL.match(line.text) for line in lines):
+        entry = replace(entry, steps=(ENDED, *entry.steps))
+    return _by(entry, entry.sentence, evidence)
 
 
 def _by(entry: Entry, sentence: str, evidence: tuple[Evidence, ...]) -> Explanation:

@@ -106,6 +106,7 @@ def test_where_nothing_else_tells_files_and_names_give_the_kind(text: str, categ
     told = explain(text)
     assert (told.category, told.certain) == (category, False)
     assert told.sure == "the kind of error, not its cause" and "does not" in told.sentence
+    assert told.steps[0].startswith("Get the whole text")
     assert explain(f'{text}\n  File "mine.py", line 3, in f\nKeyError: 3').category != category
 
 
