@@ -2,13 +2,14 @@
 
 import itertools
 import os
+import re
 import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from ddplab.exercises.engine import Attempt, Wrong, on_ranks, task
+from ddplab.exercises.engine import Attempt, Wrong, on_ranks, stand_in, task
 
 
 @task("01.1", "Join by hand")
@@ -75,10 +76,25 @@ def twice(fn):
     rank, world_size, found = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), []
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(*address, is_master=False, timeout=timedelta(seconds=2))
+    stand_in(fn, "init_process_group", refused)
     for turn in range(2):
         time.sleep(0.05 * (world_size - 1 - rank))
-        found.append(list(fn(store, words(turn, rank))))
+        where = f"{on_ranks(world_size)}, in call {turn + 1}, rank {rank}"
+        try:
+            texts = fn(store, words(turn, rank))
+        except dist.DistStoreError as error:
+            key = re.sub(".*keys: /?", "", str(error))
+            raise Wrong(f"{where} waits in vain for the key {key!r}: nobody sets it, or it is gone again") from None
+        if not isinstance(texts, list | tuple):
+            raise Wrong(f"{where} gives {texts!r:.60}, and should give a list of texts")
+        found.append(list(texts))
     return found
+
+
+def refused(*args, **kwargs):
+    """What stands in for ``init_process_group`` where the store alone is to be used."""
+    where = f"{on_ranks(int(os.environ['WORLD_SIZE']))}, rank {os.environ['RANK']}"
+    raise Wrong(f"{where} begins a process group: here the texts are to go through the store alone")
 
 
 @task("01.3", "Even and odd")

@@ -135,6 +135,8 @@ def ring(attempt: Attempt) -> None:
             raise_for(where, rank, after, world_size)
         chunk_bytes = -(-numel // world_size) * 8
         for rank, (*_, sent_bytes) in enumerate(given):
+            if world_size > 1 and not sent_bytes:
+                raise Wrong(f"{where}, rank {rank} sends no message: here only send and recv, isend and irecv count")
             if sent_bytes > 2 * (world_size - 1) * chunk_bytes:
                 bound = f"2(N - 1) chunks are {2 * (world_size - 1) * chunk_bytes}"
                 raise Wrong(f"{where}, rank {rank} sends {sent_bytes} bytes for {numel * 8}, and {bound}")

@@ -72,12 +72,20 @@ def backward(attempt: Attempt) -> None:
     """``backward(model, x, y)``, where ``model`` is in DDP, leaves the gradient of the mean over all samples."""
     for sizes in ((5,), (5, 2), (4, 1, 4)):
         told = attempt.results(sizes, world_size=len(sizes), trial=unequal)
-        for rank, kind in enumerate(told):
+        shares = f"with {' and '.join(map(str, sizes))} samples on {on_ranks(len(sizes))[5:]}"
+        found = [vector for _, vector, _ in told if vector is not None]
+        for rank, (kind, _, times) in enumerate(told):
+            if kind == "other" and not all(close(vector, found[0]) for vector in found):
+                raise Wrong(f"{shares}, {UNLIKE}")
+            if kind == "other" and times:
+                raise Wrong(
+                    f"{shares}, rank {rank} ends with {times:.3g} times the gradient of the mean over all samples"
+                )
             if kind != "mean":
-                shares = f"with {' and '.join(map(str, sizes))} samples on {on_ranks(len(sizes))[5:]}"
                 raise Wrong(f"{shares}, rank {rank} ends with {SHARES[kind]}")
 
 
+UNLIKE = "ranks end with unlike gradients: what one computes past DDP, or changes after it, the others do not get"
 SHARES = {
     "none": "no gradient",
     "mean of means": "the mean of the ranks' means: a sample of a small share counts for more than others",
@@ -92,7 +100,7 @@ SHARES = {
 
 
 def unequal(fn, sizes):
-    """Which gradient a rank is left with that has so many samples."""
+    """Which gradient a rank is left with that has so many samples, the gradient, and how many times the right one."""
     rank, world_size = dist.get_rank(), len(sizes)
     model = DDP(net())
     batch = torch.randn(sum(sizes), 4).split(sizes)
@@ -102,7 +110,12 @@ def unequal(fn, sizes):
     mean = total / sum(sizes)
     known = {"mean": mean, "mean of means": own.mean(0), "divided": mean / world_size, "sum": total}
     known |= {"sum, divided": total / world_size, "sum of means": own.sum(0), "twice": mean * world_size}
-    return name_of(gradient(model.module), known | {"own": own[rank]})
+    found = gradient(model.module)
+    if found is None:
+        return "none", None, 0.0
+    times = float(found @ mean / (mean @ mean))
+    kind = name_of(found, known | {"own": own[rank]})
+    return kind, found, times if close(found, times * mean) else 0.0
 
 
 @task("03.3", "Train as one process would")

@@ -15,19 +15,27 @@ def accumulate(attempt: Attempt) -> None:
     for num_batches, size, world_size in ((3, 2, 2), (2, 4, 1), (4, 1, 3)):
         told = attempt.results(num_batches, size, world_size=world_size, trial=accumulated)
         for step, ranks in enumerate(zip(*told, strict=True), 1):
-            for rank, (kind, sent, num_syncs, num_skips, rows) in enumerate(ranks):
+            for rank, (kind, sent, syncs, num_skips, rows) in enumerate(ranks):
                 where = f"{on_ranks(world_size)} and {num_batches} micro-batches, rank {rank}"
                 if max(rows, default=0) > size:
                     raise Wrong(f"{where} has {max(rows)} samples in one forward(); a micro-batch has {size}")
+                if len(rows) > num_batches:
+                    raise Wrong(f"{where} makes {len(rows)} forward passes: it does the work of other ranks, too")
                 if kind == "own" and not sum(sent):
                     raise Wrong(f"{where} sends nothing in step {step}: the last backward() must synchronise")
+                if kind == "other" and syncs and not syncs[-1] and sum(sent):
+                    raise Wrong(
+                        f"{where} does not send what the last backward() adds in step {step}: it comes too late"
+                    )
                 if kind != "mean":
                     raise Wrong(f"{where} ends step {step} with {ACCUMULATED[kind]}")
                 if sum(sent) > NUM_BYTES:
                     calls = (
                         f"{where} needs {len(sent)} all-reduces in step {step}, of {sum(sent)} bytes for {NUM_BYTES}"
                     )
-                    if num_skips and num_syncs == num_batches:
+                    if sum(syncs) == 1 < len(sent):
+                        raise Wrong(f"{calls}: a backward() outside of no_sync() has sent the whole mean already")
+                    if num_skips and sum(syncs) == num_batches:
                         raise Wrong(f"{calls}: no_sync() is entered, but not around forward(), which decides")
                     raise Wrong(f"{calls}: all but the last micro-batch can do without")
 
@@ -72,7 +80,7 @@ def accumulated(fn, num_batches, size):
         known = {"mean": mean, "own": own[:, rank].mean(0), "not divided": mean * num_batches, "last": last}
         known |= {"last, divided": last / num_batches, "sum": mean * world_size}
         known["mean, divided"] = mean / world_size
-        syncs = sum(is_synced for is_synced, _ in seen[0])
+        syncs = [is_synced for is_synced, _ in seen[0]]
         told.append((name_of(gradient(model.module), known), seen[1], syncs, seen[2], [rows for _, rows in seen[0]]))
     return told
 

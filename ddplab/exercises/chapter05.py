@@ -1,6 +1,7 @@
 """Tasks on samplers."""
 
 from collections import Counter
+from itertools import islice
 
 from ddplab.exercises.engine import Attempt, Wrong, task
 
@@ -115,19 +116,31 @@ def orders(fn, n, epochs):
 def stream(attempt: Attempt) -> None:
     """``stream(records)`` makes a dataset that each rank and each of its workers reads: every record once."""
     for n, world_size, all_workers in ((7, 1, (0, 2)), (10, 2, (0, 2)), (11, 3, (2,))):
-        by_rank = attempt.results(list(range(100, 100 + n)), all_workers, world_size=world_size, trial=read)
+        records = [100 + number**2 for number in range(n)]
+        by_rank = attempt.results(records, all_workers, world_size=world_size, trial=read)
         for num_workers, shares in zip(all_workers, zip(*by_rank, strict=True), strict=True):
             seen = Counter(record for share in shares for record in share)
             ranks = f"{world_size} rank{'s' * (world_size > 1)} with {num_workers} workers"
             where = f"with {n} records, {ranks}{' each' * (world_size > 1)}"
-            if missing := sorted(set(range(100, 100 + n)) - set(seen)):
-                raise Wrong(f"{where}, nobody reads record number {missing[0] - 100}, and {len(missing)} in all")
+            if foreign := [record for record in seen if record not in records]:
+                raise Wrong(f"{where}, {foreign[0]!r:.40} is read, which is no record")
+            if endless := [rank for rank, share in enumerate(shares) if len(share) > MOST * n]:
+                raise Wrong(f"{where}, rank {endless[0]} has read {MOST * n} records and still goes on")
+            if missing := sorted(set(records) - set(seen)):
+                gone = records.index(missing[0])
+                raise Wrong(f"{where}, nobody reads record number {gone}, and {len(missing)} in all")
             if twice := sorted(record for record, times in seen.items() if times > 1):
                 times, by = seen[twice[0]], sum(twice[0] in share for share in shares)
                 who = f"by {by} ranks: the rank is not used" if by > 1 else "by workers of one rank: they read the same"
-                raise Wrong(f"{where}, record number {twice[0] - 100} is read {times} times, {who}")
+                raise Wrong(f"{where}, record number {records.index(twice[0])} is read {times} times, {who}")
             if max(map(len, shares)) - min(map(len, shares)) > 1:
-                raise Wrong(f"{where}, ranks read {list(map(len, shares))}: deal to ranks first, then to their workers")
+                told = f"{where}, ranks read {list(map(len, shares))}"
+                if num_workers:
+                    raise Wrong(f"{told}: deal to ranks first, then to their workers")
+                raise Wrong(f"{told}: deal by places, one record to each rank in turn")
+
+
+MOST = 20  # times as many as there are: all that a rank with two workers can read, and be told that it has not ended
 
 
 def read(fn, records, all_workers):
@@ -136,5 +149,6 @@ def read(fn, records, all_workers):
 
     arrived = []
     for num_workers in all_workers:
-        arrived.append(list(DataLoader(fn(list(records)), batch_size=None, num_workers=num_workers)))
+        reader = DataLoader(fn(list(records)), batch_size=None, num_workers=num_workers)
+        arrived.append(list(islice(reader, MOST * len(records) + 1)))
     return arrived

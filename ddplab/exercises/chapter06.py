@@ -244,6 +244,7 @@ def twice(fn, folder, stop, epochs, is_first, is_second):
 
 def noted(fn, path, stop, epochs, seed=1):
     """What is there at the begin of each epoch that is trained, and the weights at the end."""
+    store = dist.distributed_c10d._get_default_store()
     notes, ends, data = [], [], torch.randn(12, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 
     def plain():
@@ -254,6 +255,12 @@ def noted(fn, path, stop, epochs, seed=1):
         return model, torch.optim.Adam(model.parameters(), lr=0.05)
 
     def train_epoch(epoch, model, optimizer):
+        keys = [f"{path.name} {seed}, epoch {len(notes)} of {other}" for other in range(dist.get_world_size())]
+        store.set(keys[dist.get_rank()], str(epoch))
+        told = [f"epoch {store.get(key).decode()} on rank {at}" for at, key in enumerate(keys) if store.check([key])]
+        if other := [one for one in told if one.split()[1] != told[0].split()[1]]:
+            run = f"{on_ranks(len(keys))}, a run{' that goes on' if seed > 1 else ''}"
+            raise Wrong(f"{run} trains {told[0]} and {other[0]}: all ranks must find the checkpoint, and read it")
         if epoch == stop:
             raise Stopped
         states = [one for state in optimizer.state.values() for one in state.values()]

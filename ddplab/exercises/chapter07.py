@@ -87,6 +87,8 @@ def survive(attempt: Attempt) -> None:
                 continue
             made = [number for number, _ in steps]
             if lost := sorted(set(range(5)) - set(made)):
+                if not made:
+                    raise Wrong(f"{where}, rank {rank} makes no step at all")
                 gone = lost[0] in killed.values() and max(made, default=-1) > lost[0]
                 why = "the step in which it failed must be made again" if gone else "a broken group stays broken"
                 raise Wrong(f"{where}, rank {rank} does not make step {lost[0]}: {why}")
@@ -124,7 +126,11 @@ def surviving(fn, num_steps, killed):
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     port, limit = int(os.environ["MASTER_PORT"]), timedelta(seconds=3)
     store = dist.TCPStore(os.environ["MASTER_ADDR"], port, is_master=False, timeout=limit)
-    made, members = [], []
+    made, members, asked, where = [], [], [], f"with {ranks(world_size)}, rank {rank}"
+
+    def ask():
+        asked[:] = left()
+        return left()
 
     def left():
         gone = [other for other in killed if store.check([f"killed {other}"])]
@@ -148,23 +154,36 @@ def surviving(fn, num_steps, killed):
         made.append((number, 1 + len(others)))
 
     def init(*args, **options):
+        if members and asked != left():
+            raise Wrong(f"{where} begins a group without asking left(): next time, others may be gone")
         if words := mistaken(options, left(), rank):
             raise Wrong(f"with {ranks(world_size)}, {words}")
         options["store"].set(f"met by {rank}", "")
+        try:
+            options["store"].wait([f"met by {other}" for other in left()], timedelta(seconds=2))
+        except dist.DistStoreError:
+            raise Wrong(f"{where} is alone in its new group: others give it another name, or do not come") from None
         members[:] = left()
         begin(*args, **options)
 
+    def within(*args, **options):
+        raise Wrong(f"{where} makes a new_group, which is part of the broken one: leave that, and begin another")
+
     begin = dist.init_process_group
+    stand_in(fn, "new_group", within)
     stand_in(fn, "init_process_group", init)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
     try:
-        fn(num_steps, step, store, left)
+        fn(num_steps, step, store, ask)
+    except ValueError as error:
+        if not str(error).endswith("is not in list"):
+            raise
+        raise Wrong(f"{where} looks in left() for a rank that is not there: its first one, from before, is") from None
     except RuntimeError as error:
         if "Connection" not in str(error) or len(left()) == len(members):
             raise
-        raise Wrong(
-            f"with {ranks(world_size)}, rank {rank} ends with its peer: catch the RuntimeError of step"
-        ) from None
+        when = " also the second time" if len(members) < world_size else ""
+        raise Wrong(f"{where} ends with its peer: catch the RuntimeError of step{when}") from None
     return made
 
 

@@ -1,6 +1,6 @@
 """Tasks on hangs."""
 
-from ddplab.exercises.engine import Attempt, Wrong, gathered, task
+from ddplab.exercises.engine import Attempt, Wrong, gathered, on_ranks, task
 
 
 @task("08.1", "Repair a hang")
@@ -88,7 +88,8 @@ def together(what):
             ended = numbers.index(-1) if -1 in numbers else numbers.index(max(numbers))
             goes_on = next(rank for rank, other in enumerate(numbers) if other != numbers[ended])
             where = f"with {dist.get_world_size()} ranks"
-            words.append(f"{where}, rank {ended} {what}, and rank {goes_on} waits for it in step {len(made)}")
+            said = what if isinstance(what, str) else what(ended, len(made))
+            words.append(f"{where}, rank {ended} {said}, and rank {goes_on} waits for it in step {len(made)}")
         if words:
             raise Wrong(words[0])
 
@@ -123,7 +124,14 @@ def with_batches(fn, dealt):
     """The batches that this rank uses, and those that it says are left out."""
     import torch.distributed as dist
 
-    step, end, made = together("has no batch left")
-    left = fn(list(dealt[dist.get_rank()]), step)
+    def why(rank, num):
+        many = len(dealt[rank])
+        return "has no batch left" if num >= many else f"ends after {num} of its {many} batches"
+
+    rank = dist.get_rank()
+    step, end, made = together(why)
+    left = fn(list(dealt[rank]), step)
     end()
-    return [int(one) for one in made], [int(one) for one in left or []]
+    if not isinstance(left, list | tuple | None):
+        raise Wrong(f"{on_ranks(len(dealt))}, rank {rank} gives {left!r:.40}, and should give a list of batches")
+    return made, list(left or [])

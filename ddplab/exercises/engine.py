@@ -111,12 +111,14 @@ def _in_words(run: Run) -> str:
     ranks = on_ranks(run.world_size)
     if run.failures[0].type == "Timeout":
         standing = [line for line in run.report().splitlines() if line.startswith("rank")]
-        told = "; ".join(line.partition(", at ")[0].partition(" since ")[0] for line in standing)
+        told = "; ".join(line.partition(", at ")[0].partition(" since ")[0].rstrip(",") for line in standing)
         return f"{ranks} it does not end: {told}"
     told, report = run.verdict().partition(": ")[2] or run.verdict(), run.report().splitlines()
     first = run.failures[0]
     if first.traceback and not first.where:  # in the trial, that is: in no line of the learner's
         return f"{ranks}, no use can be made of what you wrote: {first.type}: {first.message:.90}"
+    if told.endswith(":") and "\n" in first.message:  # as torch's, of a state that does not fit
+        told += f" {first.message.splitlines()[1].strip():.90}"
     last = [call for call in run.collectives if call.rank == run.failures[0].rank][-1:]
     if unmatched := [line for line in report if " is not complete: " in line]:
         told = unmatched[0]

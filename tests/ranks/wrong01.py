@@ -109,11 +109,24 @@ def by_collective(store, text):
     return found
 
 
-@wrong("01.2", "with 2 ranks it fails: DistStoreError")
+@wrong("01.2", "waits in vain for the key 'text 1 2': nobody sets it, or it is gone again")
 def nobody_sets_it(store, text):
     turn = store.add("turns", 1)
     store.set(f"text {os.environ['RANK']} {turn}", text)
     return [store.get(f"text {rank} {turn}").decode() for rank in ranks()]
+
+
+@wrong("01.2", "with 1 rank, rank 0 begins a process group: here the texts are to go through the store alone")
+def joins_a_group(store, text):
+    dist.init_process_group("gloo")
+    found = by_collective(store, text)
+    dist.destroy_process_group()
+    return found
+
+
+@wrong("01.2", "with 1 rank, in call 1, rank 0 gives None, and should give a list of texts")
+def gives_nothing(store, text):
+    store.set(f"text {os.environ['RANK']}", text)
 
 
 def half_of(parity):

@@ -218,6 +218,11 @@ def calls_all_reduce(x):
     dist.all_reduce(x)
 
 
+@wrong("02.3", "with 2 ranks and 10 numbers, rank 0 sends no message: here only send and recv, isend and irecv count")
+def past_the_functions(x):
+    dist.group.WORLD.allreduce([x]).wait()
+
+
 @wrong("02.4", "rank 0 computes only when the all-reduce has ended: nothing runs meanwhile")
 def one_after_the_other(gradient, compute):
     dist.all_reduce(gradient)

@@ -108,6 +108,22 @@ def past_the_wrapper(model, x, y):
     F.mse_loss(model.module(x), y).backward()
 
 
+@wrong("03.2", "with 5 and 2 samples on 2 ranks, ranks end with unlike gradients: what one computes past DDP")
+def weighted_too_late(model, x, y):
+    num_samples = torch.tensor(len(x))
+    dist.all_reduce(num_samples)
+    F.mse_loss(model(x), y).backward()
+    for parameter in model.parameters():
+        parameter.grad *= len(x) * dist.get_world_size() / num_samples
+
+
+@wrong("03.2", "with 5 and 2 samples on 2 ranks, rank 0 ends with 0.7 times the gradient of the mean over all samples")
+def divided_by_the_longest(model, x, y):
+    longest = torch.tensor(len(x))
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    ((model(x) - y).pow(2).sum() / longest).backward()
+
+
 def trained(model, data, epochs, batch_size, sampler, is_set=True, is_zeroed=True):
     loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

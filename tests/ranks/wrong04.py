@@ -59,6 +59,28 @@ def put_together(model, batches):
     F.mse_loss(model(torch.cat(xs)), torch.cat(ys)).backward()
 
 
+@wrong("04.1", "with 2 ranks and 3 micro-batches, rank 0 makes 6 forward passes: it does the work of other ranks, too")
+def every_rank_does_all(model, batches):
+    everything = [None] * dist.get_world_size()
+    dist.all_gather_object(everything, batches)
+    together = [batch for batches_of_one in everything for batch in batches_of_one]
+    accumulated(model, together, len(together))
+
+
+@wrong("04.1", "rank 0 does not send what the last backward() adds in step 1: it comes too late")
+def first_one_sends(model, batches):
+    accumulated(model, batches[:1], parts=len(batches))
+    accumulated(model, batches[1:], len(batches), parts=len(batches))
+
+
+@wrong("04.1", "of 168 bytes for 84: a backward() outside of no_sync() has sent the whole mean already")
+def averaged_again(model, batches):
+    accumulated(model, batches, len(batches) - 1)
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
 def reduced(tensor):
     return dist.all_reduce(tensor, async_op=True).get_future()
 

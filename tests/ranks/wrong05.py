@@ -135,3 +135,22 @@ class LongSharesFirst(EveryRecord):
 class RankAndWorkerAdded(LongSharesFirst):
     def share(self):
         return 2 * (self.rank + self.worker()[0])
+
+
+@wrong("05.4", "with 7 records, 1 rank with 0 workers, rank 0 has read 140 records and still goes on")
+class Endless(EveryRecord):
+    def __iter__(self):
+        while True:
+            yield from self.records
+
+
+@wrong("05.4", "with 10 records, 2 ranks with 0 workers each, ranks read [10, 0]: deal by places")
+class OneRankOnly(ByWorkerOnly):
+    def __iter__(self):
+        return iter([] if self.rank else super().__iter__())
+
+
+@wrong("05.4", "with 7 records, 1 rank with 0 workers, 0 is read, which is no record")
+class PlacesForRecords(EveryRecord):
+    def __iter__(self):
+        return iter(range(self.rank, len(self.records), self.world_size))

@@ -150,3 +150,28 @@ def generator_before_build(*args):
 @wrong("06.3", "with 2 ranks, rank 0 was stopped in epoch 2 and goes on with epochs [1, 2, 3], not [2, 3]")
 def one_epoch_twice(*args):
     trained(*args, lag=1)
+
+
+@wrong("06.3", "with 2 ranks, a run that goes on trains epoch 2 on rank 0 and epoch 0 on rank 1: all ranks must find")
+def only_rank_0_reads(build, train_epoch, epochs, path):
+    trained(build, train_epoch, epochs, path, [] if dist.get_rank() == 0 else ["model", "optimizer", "epoch"])
+
+
+@wrong("06.3", "Error(s) in loading state_dict for DistributedDataParallel: Missing key(s) in state_dict: ")
+def loads_past_the_wrapper(build, train_epoch, epochs, path):
+    def bare():
+        model, optimizer = build()
+        model.load_state_dict(torch.load(path)["model"])
+        return model, optimizer
+
+    trained(bare if path.exists() else build, train_epoch, epochs, path)
+
+
+@wrong("06.3", "with 2 ranks it does not end: ")
+def only_rank_0_gathers(build, train_epoch, epochs, path):
+    model, optimizer = build()
+    for epoch in range(epochs):
+        train_epoch(epoch, model, optimizer)
+        if dist.get_rank() == 0:
+            generators = [None] * dist.get_world_size()
+            dist.all_gather_object(generators, torch.get_rng_state())

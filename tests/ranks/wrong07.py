@@ -105,6 +105,7 @@ def one_name_for_all_groups(num_steps, step, store, left):
 @wrong("07.2", "rank 0 begins a group of 2, and 1 are left: it waits for one that is no more")
 def waits_for_all(num_steps, step, store, left):
     def begin_anew(number):
+        assert left()
         begin(store, f"from {number}", dist.get_rank(), dist.get_world_size())
         return number
 
@@ -137,3 +138,61 @@ def old_ranks(num_steps, step, store, left):
 def does_not_catch(num_steps, step, store, left):
     for number in range(num_steps):
         step(number)
+
+
+@wrong("07.2", "with 1 rank, of which none is killed, rank 0 makes no step at all")
+def nothing_at_all(num_steps, step, store, left):
+    pass
+
+
+@wrong("07.2", "rank 2 ends with its peer: catch the RuntimeError of step also the second time")
+def survives_once(num_steps, step, store, left):
+    rank, number = dist.get_rank(), 0
+    try:
+        for number in range(num_steps):
+            step(number)
+    except RuntimeError:
+        begin(store, f"from {number}", left().index(rank), len(left()))
+        for again_number in range(number, num_steps):
+            step(again_number)
+
+
+@wrong("07.2", "rank 2 looks in left() for a rank that is not there: its first one, from before, is")
+def rank_of_the_last_group(num_steps, step, store, left):
+    def begin_anew(number):
+        begin(store, f"from {number}", left().index(dist.get_rank()), len(left()))
+        return number
+
+    again(num_steps, step, begin_anew)
+
+
+@wrong("07.2", "makes a new_group, which is part of the broken one: leave that, and begin another")
+def group_within_the_broken_one(num_steps, step, store, left):
+    def begin_anew(number):
+        dist.new_group(left())
+        return number
+
+    again(num_steps, step, begin_anew)
+
+
+@wrong("07.2", "is alone in its new group: others give it another name, or do not come")
+def name_by_rank(num_steps, step, store, left):
+    rank = dist.get_rank()
+
+    def begin_anew(number):
+        begin(store, f"of {rank} from {number}", left().index(rank), len(left()))
+        return number
+
+    again(num_steps, step, begin_anew)
+
+
+@wrong("07.2", "with 2 ranks, rank 0 begins a group without asking left(): next time, others may be gone")
+def guesses_who_is_left(num_steps, step, store, left):
+    rank = dist.get_rank()
+
+    def begin_anew(number):
+        num_left = dist.get_world_size() - 1
+        begin(store, f"without {num_left}", min(rank, num_left - 1), num_left)
+        return number
+
+    again(num_steps, step, begin_anew)

@@ -176,3 +176,25 @@ def as_many_as_rank_0(batches, step):
     for place in range(num):
         step(batches[place])
     return batches[num:]
+
+
+@wrong("08.3", "with 2 ranks, rank 1 ends after 0 of its 2 batches, and rank 0 waits for it in step 0")
+def rank_0_alone(batches, step):
+    if dist.get_world_size() == 1 or dist.get_rank() == 0:
+        for batch in batches:
+            step(batch)
+    return []
+
+
+@wrong("08.3", "with 1 rank, rank 0 gives 3, and should give a list of batches")
+def how_many(batches, step):
+    for batch in batches[: fewest(batches)]:
+        step(batch)
+    return fewest(batches)
+
+
+@wrong("08.3", "rank 1 has no batch None, and steps on it or tells of it")
+def none_in_place(batches, step):
+    for place in range(fewest(batches, dist.ReduceOp.MAX)):
+        step(batches[place] if place < len(batches) else None)
+    return []
