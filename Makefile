@@ -72,7 +72,7 @@ drills: $(STAMP) ## bad days drawn at random; N=1000 for more, N=1 SEED=17 for d
 	@DDPLAB_DRILLS=$(N) DDPLAB_DRILLS_SEED=$(SEED) $(PYTEST) tests/drills
 
 nbval: $(STAMP) ## run every notebook and compare what it prints with what is committed
-	@$(if $(wildcard notebooks/*.ipynb),$(PYTEST) $(NBVAL) notebooks,echo 'no notebooks')
+	@$(if $(wildcard notebooks/*.ipynb),$(PYTEST) $(NBVAL) $(wildcard notebooks/*.ipynb),echo 'no notebooks')
 
 notebooks: $(STAMP) ## execute every notebook and write it back in its one canonical form
 	@$(PY) tools/notebooks.py
