@@ -3,7 +3,8 @@
 ``reports.jsonl`` holds the texts, their category and the cause, as an id of the catalogue (an id that is not there
 counts as wrong). Rows whose id has a SHA-1 that 3 divides were kept aside until the first rules were written.
 ``fresh_reports.jsonl`` holds later ones, in batches: category and cause were noted before the catalogue was asked,
-``first`` says how it did then ("category": that much was right), and its rules were mended only afterwards.
+``first`` says how it did then ("category": that much was right), and its rules were mended only afterwards
+(a cause that then got an entry of its own bears its id since).
 ``other_texts.jsonl`` holds what has nothing to do with it, or says little: nothing may be claimed there.
 """
 
