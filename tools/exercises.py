@@ -32,14 +32,14 @@ def edition(source: str, solved: bool) -> str:
     notebook = nbformat.reads(source, as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.update(outputs=[], execution_count=None)
+            cell.update(outputs=[], execution_count=None, metadata=nbformat.from_dict({"tags": ["exercise"]}))
             cell.source = cell.source if solved else SOLUTION.sub(r"\1raise NotImplementedError", cell.source)
     return str(notebooks.to_text(notebooks.canonical(notebook)))
 
 
-def main() -> int:
+def main(is_check: bool) -> int:
     """Write or check both editions; the exit code is 1 if a file was not as it should be and is only checked."""
-    is_check, late = "--check" in sys.argv[1:], []
+    late = []
     for source in sorted(SOURCES.glob("*.ipynb")):
         text = source.read_text(encoding="utf-8")
         for path, wanted in ((source, edition(text, True)), (HERE / source.name, edition(text, False))):
@@ -53,4 +53,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main("--check" in sys.argv[1:]))

@@ -18,8 +18,8 @@ MAX_LINES = 15
 ABSOLUTE = re.compile(r"(?<![\w.~/:<@-])/(?!__w/)(?:[\w.+@-]+/)+[\w.+@-]+|\b[A-Z]:\\\w+")
 
 
-def load_executor() -> Any:
-    spec = importlib.util.spec_from_file_location("notebooks_execute", FOLDER.parent / "tools" / "notebooks.py")
+def load(tool: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"tools_{tool}", FOLDER.parent / "tools" / f"{tool}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -28,7 +28,7 @@ def load_executor() -> Any:
     return module
 
 
-executor = load_executor()
+executor, exercises = load("notebooks"), load("exercises")
 each_notebook = pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
 
 
@@ -116,6 +116,23 @@ def test_the_canonical_form_of_a_canonical_notebook_is_itself() -> None:
     twice = executor.to_text(executor.canonical(nbformat.reads(once, as_version=4)))
     assert once == twice
     assert once.endswith("}\n")
+
+
+def test_the_learners_edition_of_the_exercises_is_what_its_source_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both editions are in canonical form, and no solution has slipped through."""
+    assert exercises.main(is_check=True) == 0, capsys.readouterr().out
+    learners = sorted(exercises.HERE.glob("*.ipynb"))
+    assert len(learners) == 12
+    assert [path.name for path in learners if "SOLUTION" in path.read_text(encoding="utf-8")] == []
+
+
+def test_a_solution_becomes_a_stub() -> None:
+    """At its own indentation; what stands around it stays."""
+    cell = v4.new_code_cell("def f():\n    ### BEGIN SOLUTION\n    return 1\n    ### END SOLUTION\n\nf()")
+    source = nbformat.writes(v4.new_notebook(cells=[cell]))
+    (stub,) = nbformat.reads(exercises.edition(source, solved=False), as_version=4).cells
+    assert stub.source == "def f():\n    raise NotImplementedError\n\nf()"
+    assert nbformat.reads(exercises.edition(source, solved=True), as_version=4).cells[0].source == cell.source
 
 
 @each_notebook
