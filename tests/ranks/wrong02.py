@@ -267,15 +267,6 @@ def forgets_the_result(gradient, compute):
     return gradient / dist.get_world_size()
 
 
-@wrong("02.4", "it was used while the all-reduce was under way")
-def divides_before_it_waits(gradient, compute):
-    work = dist.all_reduce(gradient, async_op=True)
-    result = compute()
-    gradient /= dist.get_world_size()
-    work.wait()
-    return gradient, result
-
-
 @wrong("02.4", "with 1 rank, rank 0 calls compute 2 times, not once")
 def computes_twice(gradient, compute):
     work = dist.all_reduce(gradient, async_op=True)
