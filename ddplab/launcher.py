@@ -114,21 +114,22 @@ def launch(
             launcher=os.getpid(),
             trace=_check_yes("trace", trace),
         )
+        before, job = Before(), Job(spec, order)
     except (TypeError, ValueError) as error:
         _plain(error)
         raise
-    run = _watch(spec, order, screen)
+    except KeyboardInterrupt:  # IPython fails at showing one that came between two lines of any function
+        raise _plain(KeyboardInterrupt("the cell was interrupted before a rank was started")) from None
+    run = _watch(job, screen, before)
     if not allow_failure:
         run.check()
     return run
 
 
-def _watch(spec: Spec, order: worker.Order, screen: views.View) -> Run:
+def _watch(job: Job, screen: views.View, before: Before) -> Run:
     """Start the job and show what it tells until it ends. An interrupt, or the Stop button, which is taken for one,
     ends it; KeyboardInterrupt is raised afterwards.
     """
-    before = Before()
-    job = Job(spec, order)
     pressed = threading.Event()
     unpacking = False
 

@@ -60,6 +60,20 @@ def test_an_interrupt_while_the_forkserver_starts(fresh_kernel, ranks):
     check_usable(fresh_kernel)
 
 
+def test_an_interrupt_where_no_line_is(kernel):
+    """It may come at an instruction that belongs to no line, of which IPython cannot show a traceback."""
+    kernel.run(
+        "class Slow:\n"
+        "    def __reduce__(self):\n"
+        "        raise KeyboardInterrupt\n"
+        "Slow.__reduce__.__code__ = Slow.__reduce__.__code__.replace(co_linetable=b'')"
+    )
+    shown = kernel.run("launch(print, Slow())")
+    assert shown.error == "KeyboardInterrupt: the cell was interrupted before a rank was started"
+    assert (shown.stdout, shown.stderr) == ("", "")
+    check_usable(kernel)
+
+
 def test_an_interrupt_while_torch_is_imported(fresh_kernel):
     """Interrupting a first launch that imports torch does not leave half of torch to the kernel."""
     cell = fresh_kernel.start("from ddplab import launch\nlaunch(print, 'first')")
