@@ -6,14 +6,25 @@ PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 STEPS  := lint unit ranks kernel browser drills nbval
 
+# The other systems (docs/systems.md) have an environment of their own, which sees all of the first one: torch is installed once.
+EXTRAS  := ray,spark,deepspeed,fairscale,megatron,mpi
+SYSTEMS := .venv-systems
+SPY     := $(SYSTEMS)/bin/python
+SSTAMP  := $(SYSTEMS)/.installed
+
 # Cells tagged needs_gpu and tests marked gpu are for tests/gpu_check.sh.
 PYTEST := $(PY) -m pytest -q -m "not gpu and not needs_gpu"
 # ddplab's own time-out (60 s) must be the shorter one: nbval would leave the ranks behind.
 NBVAL  := --nbval --nbval-current-env --nbval-cell-timeout=300 --nbval-kernel-startup-timeout=120 \
           --nbval-sanitize-with tests/nbval_sanitize.cfg
 
+# $(call apt,PACKAGE) installs it, if this user may.
+apt = { if [ "$$(id -u)" -eq 0 ]; then sudo=; else sudo='sudo -n'; fi; \
+  $$sudo apt-get update && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y $(1); } >/dev/null 2>&1 </dev/null
+PIP := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo lab test chromium notebooks exercises bench gpu clean $(STEPS)
+.PHONY: help install systems demo lab test chromium java notebooks exercises bench gpu clean $(STEPS)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,7 +40,23 @@ $(STAMP): pyproject.toml constraints.txt
 	  $(PYTHON) -m venv --clear $(VENV) || { \
 	    echo '$(PYTHON) cannot make a virtual environment (on Debian: apt install python3-venv)' >&2; exit 1; }; }
 	@echo 'installing into $(VENV): minutes and about 6 GB the first time, seconds after that'
-	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebook,dev]'
+	@$(PY) $(PIP) -e '.[notebook,dev]'
+	@touch $@
+
+systems: $(SSTAMP) java ## the other systems in .venv-systems: install them, run their tests and notebook 12 with them
+	@PATH="$$PWD/$(SYSTEMS)/bin:$$PATH" $(SPY) -m pytest -q -rs tests/systems
+	@$(if $(wildcard notebooks/12_*.ipynb),PATH="$$PWD/$(SYSTEMS)/bin:$$PATH" $(SPY) -m pytest -q $(NBVAL) notebooks/12_*.ipynb)
+
+# What cannot be installed here is left out: its tests are skipped (in CI they fail), its recorded result is shown.
+$(SSTAMP): $(STAMP)
+	@rm -f $@
+	@$(PY) -m venv --without-pip $(SYSTEMS)
+	@$(PY) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  >"$$($(SPY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	@echo 'installing into $(SYSTEMS): a minute or two and about 1.2 GB the first time, seconds after that'
+	@$(SPY) $(PIP) -e '.[$(EXTRAS)]' || for extra in $$(echo $(EXTRAS) | tr , ' '); do \
+	  $(SPY) $(PIP) -e ".[$$extra]" || echo "the extra $$extra cannot be installed here" >&2; done
+	@$(SPY) -m ipykernel install --prefix $(VENV) --name systems --display-name 'Python with the other systems' >/dev/null
 	@touch $@
 
 demo: $(STAMP) ## run the first training notebook on 4 ranks; show what each rank did
@@ -64,9 +91,11 @@ browser: $(STAMP) ## tests with a real JupyterLab in a real browser; skipped, an
 
 chromium: ## install Chromium, if there is none and this user may use apt-get
 	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
-	if [ "$$(id -u)" -eq 0 ]; then sudo=; else sudo='sudo -n'; fi; \
-	{ $$sudo apt-get update && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y chromium; } \
-	  >/dev/null 2>&1 </dev/null || echo 'Chromium could not be installed: make browser will skip its tests' >&2
+	$(call apt,chromium) || echo 'Chromium could not be installed: make browser will skip its tests' >&2
+
+java: ## install Java for Spark, if there is none and this user may use apt-get
+	@command -v java >/dev/null || $(call apt,default-jre-headless) || \
+	  echo 'Java could not be installed: Spark is skipped' >&2
 
 drills: $(STAMP) ## bad days drawn at random; N=1000 for more, N=1 SEED=17 for drill 17 alone
 	@DDPLAB_DRILLS=$(N) DDPLAB_DRILLS_SEED=$(SEED) $(PYTEST) tests/drills

@@ -110,5 +110,5 @@ def test_the_workflow_runs_make_test_on_the_oldest_python(project: dict[str, Any
 
 def test_ci_runs_make_test_and_little_else() -> None:
     commands = [line for line in text(".ci/run").splitlines() if line and not line.startswith("#")]
-    assert commands == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "make chromium", "make test"]
+    assert commands == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "make chromium", "make test", "make systems"]
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
