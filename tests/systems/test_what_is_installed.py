@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tomllib
@@ -13,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import MODULES
+from installed import MODULES
 from jupyter_client.manager import start_new_kernel
 from packaging.requirements import Requirement
 
