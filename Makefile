@@ -56,7 +56,7 @@ $(SSTAMP): $(STAMP)
 	@echo 'installing into $(SYSTEMS): a minute or two and about 1.2 GB the first time, seconds after that'
 	@$(SPY) $(PIP) -e '.[$(EXTRAS)]' || for extra in $$(echo $(EXTRAS) | tr , ' '); do \
 	  $(SPY) $(PIP) -e ".[$$extra]" || echo "the extra $$extra cannot be installed here" >&2; done
-	@$(SPY) -m ipykernel install --prefix $(VENV) --name systems --display-name 'Python with the other systems' >/dev/null
+	@$(SPY) -m ipykernel install --prefix $(VENV) --name systems --display-name 'Python with the other systems' >/dev/null 2>&1
 	@touch $@
 
 demo: $(STAMP) ## run the first training notebook on 4 ranks; show what each rank did
