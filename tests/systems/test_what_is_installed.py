@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from datetime import date
 from importlib.metadata import distributions, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,7 +71,7 @@ def test_a_kernel_finds_what_is_installed_here() -> None:
 def test_mpiexec_starts_ranks_that_meet(need: Need) -> None:
     need("mpi")
     average = "from mpi4py import MPI; w = MPI.COMM_WORLD; print(w.allreduce(10.0 * w.rank) / w.size)"
-    mpiexec = [Path(sys.prefix) / "bin" / "mpiexec", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+    mpiexec = [str(Path(sys.prefix) / "bin" / "mpiexec"), "--allow-run-as-root", "--oversubscribe", "-n", "2"]
     done = subprocess.run([*mpiexec, sys.executable, "-c", average], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["5.0", "5.0"], done.stderr
 
@@ -86,3 +88,16 @@ def test_horovod_as_it_is_built_here_averages(need: Need) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert json.loads(done.stdout.splitlines()[-1]) == [[5.0], [5.0]], done.stderr
+
+
+def test_each_system_has_a_recorded_result_of_its_pinned_version() -> None:
+    recorded = json.loads((ROOT / "notebooks" / "recorded" / "other_ways.json").read_text(encoding="utf-8"))
+    build = (ROOT / "tools" / "build_horovod.sh").read_text(encoding="utf-8")
+    horovod = re.search(r"^version=(\S+)", build, re.MULTILINE)
+    assert horovod is not None
+    names = ["ray", "pyspark", "deepspeed", "fairscale", "megatron-core", "openmpi", "mpi4py"]
+    expected = {f"{name} {PINS[name]}" for name in names} | {f"horovod {horovod[1]}"}
+    assert expected <= {entry["package"] for entry in recorded.values()}
+    for entry in recorded.values():
+        assert date.fromisoformat(entry["date"]) <= date.today()
+        assert "cores" in entry["machine"] and PINS["torch"] in entry["machine"]
