@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddplab.checkup import doctor
 from ddplab.errors import DdplabError, LaunchError, RankFailedError, RankTimeoutError, ShippingError
+from ddplab.export import export
 from ddplab.launcher import launch
 from ddplab.machine import device
 from ddplab.run import Run
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DdplabError", "Explanation", "LaunchError", "RankFailedError", "RankTimeoutError", "Run", "ShippingError",
-    "check", "device", "doctor", "exercises", "explain", "faults", "launch", "log", "plots", "progress", "span",
+    "check", "device", "doctor", "exercises", "explain", "export", "faults", "launch", "log", "plots", "progress",
+    "span",
 ]  # fmt: skip
 
 __version__ = "0.1.0"
