@@ -71,7 +71,8 @@ def standings(events: Sequence[ev.Event], world_size: int) -> list[Standing]:
             counts[_order(made_call)] = max(counts[_order(made_call)], made_call.number)
         has_ddp = any(call.name == "DDP(...)" for call in mine)
         call = unfinished[-1] if unfinished and rank in located and not ended.get(rank) else None
-        num_calls = dict(counts) if mine else None
+        has_told = mine or (rank in located and not located[rank].state)  # who answers tells of its calls first
+        num_calls = dict(counts) if has_told else None
         found.append(Standing(rank, ended.get(rank, ""), located.get(rank), call, num_calls, has_ddp))
     return found
 

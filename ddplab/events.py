@@ -203,9 +203,9 @@ class Stopped(Event):
 
 @dataclass(frozen=True)
 class Exited(Event):
-    """The process of the rank is gone; ``exitcode`` is negative for a signal."""
+    """The process of the rank is gone; ``exitcode`` is negative for a signal, and None on an engine that knows none."""
 
-    exitcode: int
+    exitcode: int | None
 
 
 _LENGTH = struct.Struct("!Q")

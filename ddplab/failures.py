@@ -107,8 +107,10 @@ def _of_rank(rank: int, events: Sequence[ev.Event], timeout_s: float) -> Failure
         message = text.format(timeout_s=timeout_s)
         return Failure(rank, "stopped", kind, message, "", where, stopped.time_s, None, None)
     if exited:
-        kind = name or f"exit code {exitcode}"
+        kind = name or ("Lost" if exitcode is None else f"exit code {exitcode}")
         message = "the process ended without a Python exception"
+        if exitcode is None:
+            message = "its process ended without a word, or the connection to it broke; the engine's logs may tell why"
         return Failure(rank, "root", kind, message, "", None, exited.time_s, exitcode, name)
     return None
 
@@ -207,6 +209,8 @@ def _advice(first: Failure, failures: Sequence[Failure], others: bool) -> str:
         )
     if first.type == "Timeout":
         return "compare these lines: all ranks must make the same collective calls. Slow work takes a larger timeout_s."
+    if first.type == "Lost":
+        return "look into the logs of the engine, and for a system that ran out of memory."
     if first.signal == "SIGKILL":
         return "find out what ended it: somebody's kill, or the system when memory ran out."
     if first.signal == "SIGABRT":

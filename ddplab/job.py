@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ddplab import events as ev
-from ddplab import leftovers, processes, rendezvous, shipping, worker
+from ddplab import leftovers, processes, shipping, worker
 from ddplab.capture import LineBuffer, Transcript, is_noise
+from ddplab.engines import Engine, Started
 from ddplab.receipt import Before
 from ddplab.run import Run, Spec
 
@@ -37,7 +38,7 @@ MAX_LEFT_BYTES = 1 << 20  # what a pipe can still hold when its writer is gone
 class _Rank:
     """What the job knows of one rank."""
 
-    def __init__(self, process: processes.RankProcess, order: bytes) -> None:
+    def __init__(self, process: Any, order: bytes) -> None:
         self.process = process
         self.decoder = ev.Decoder()
         self.lines = {"stdout": LineBuffer(), "stderr": LineBuffer()}
@@ -53,11 +54,12 @@ class _Rank:
 class Job:
     """Starts the ranks, collects what they tell, and ends them; all of it in ``thread``."""
 
-    def __init__(self, spec: Spec, order: worker.Order) -> None:
+    def __init__(self, spec: Spec, order: worker.Order, engine: Engine) -> None:
         self.thread = threading.Thread(target=self._live, name="ddplab-job", daemon=True)
         self.error: BaseException | None = None
         self._spec = spec
         self._order = order
+        self._engine = engine
         self._ranks: list[_Rank] = []
         self._transcript = Transcript()
         self._results: dict[int, ev.Event] = {}  # by rank, unpacked
@@ -138,33 +140,32 @@ class Job:
     def _live(self) -> None:
         """From the first rank to the last."""
         processes.hold_interrupts()
+        engine = contextlib.ExitStack()
         try:
-            store = rendezvous.open_store()
-            self._start(dataclasses.replace(self._order, port=store.port))
+            self._start(engine.enter_context(self._engine.start(self._spec, self._order, lambda: self._abandoned)))
             self._stop(self._serve())
             self._until(lambda: self._every("gone"), EXIT_GRACE_S + TRACE_GRACE_S * self._order.trace)
         except BaseException as error:
             self.error = error
         finally:
             try:
-                self._end()
+                with engine:
+                    self._end()
             except BaseException as error:
                 self.error = self.error or error
             finally:
                 self._elapsed_s = self._now_s()
                 self._put(None)
 
-    def _start(self, order: worker.Order) -> None:
-        data = ev.encode(order)
+    def _start(self, started: Started) -> None:
         self._selector.register(self._woken, selectors.EVENT_READ, lambda mask: self._woken.recv(64))
-        for number in range(self._spec.world_size):
-            if self._abandoned:
-                return
-            self._is_starting = True
-            rank = _Rank(processes.RankProcess(number, self._spec.start_method, worker.main), data)
+        self._is_starting = True
+        for process, order in started:
             self._is_starting = False
-            self._ranks.append(rank)
+            self._ranks.append(rank := _Rank(process, order))
             self._listen(rank)
+            self._is_starting = True
+        self._is_starting = False
 
     def _serve(self) -> str:
         """Wait for the ranks. Gives the reason to stop those that still run."""
@@ -178,14 +179,15 @@ class Job:
     def _stop(self, reason: str) -> None:
         """Ask the ranks that still run where they are, then end them."""
         running = [rank for rank in self._ranks if not rank.settled]
-        before = [rank.process.state() for rank in running]
+        before: list[tuple[str, float]] = [rank.process.state() for rank in running]
         for rank in running:
             with contextlib.suppress(OSError):
                 rank.process.link.send(b"?")
         self._until(lambda: all(rank.located or rank.settled for rank in running), ANSWER_S, heed_interrupt=False)
         for rank, (_, cpu_s) in zip(running, before, strict=True):
             if not rank.located:
-                state = _silent(*rank.process.state(), cpu_s)
+                letter, now_s = rank.process.state()
+                state = _silent(letter, now_s, cpu_s)
                 self._tell(ev.Located(rank.process.rank, self._now_s(), None, state))
         running = [rank for rank in running if not rank.settled]
         for rank in running:  # all are told to be stopped before the first is: the others will lose a peer

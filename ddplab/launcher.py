@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ddplab import leftovers, machine, processes, shipping, telling, worker
+from ddplab import engines, leftovers, machine, processes, shipping, telling, worker
 from ddplab import view as views
 from ddplab.errors import LaunchError
 from ddplab.job import Job
@@ -45,6 +45,7 @@ def launch(
     trace: bool = False,
     allow_failure: bool = False,
     view: str = "auto",
+    engine: str = "local",
 ) -> Run:
     """Run ``fn(*args)`` in ``world_size`` fresh processes, the ranks, and give all that they told.
 
@@ -66,10 +67,15 @@ def launch(
         5% longer, and 3 ms more when the trace is packed at its end. A profiler that ``fn`` starts ends it.
     allow_failure: give back a failed run to be studied, in place of raising.
     view: "live", "static" (once, at the end, by rank), "quiet", or "auto".
+    engine: "local", or the cluster on which the ranks are started: "ray" (Ray Train; that of ``RAY_ADDRESS`` or
+        ``ray.init``, else a small one on this machine) or "spark" (TorchDistributor; that of the active session, else
+        one on this machine). It must have ddplab and this Python on each node. What does not come through there: the
+        environment of this process, how a lost process ended, what it has started in a session of its own, and what
+        is left on other machines. Of the engine's own messages only those of one that could not start are shown.
 
     Raises ``ValueError`` or ``TypeError`` (``ShippingError`` for what cannot travel) before anything is
-    started, ``RankFailedError`` if a rank fails, ``RankTimeoutError`` if time runs out, and
-    ``KeyboardInterrupt`` if the cell is interrupted. In all cases no rank is left.
+    started, ``RankFailedError`` if a rank fails, ``RankTimeoutError`` if time runs out, ``LaunchError`` if the ranks
+    could not be started, and ``KeyboardInterrupt`` if the cell is interrupted. In all cases no rank is left.
 
     >>> def double(x):
     ...     import torch.distributed as dist
@@ -80,7 +86,7 @@ def launch(
     try:
         _check_caller()
         _check_call(fn, args)
-        start_method = machine.choose_start_method(start_method)
+        start_method = _check_start_method(start_method, engine)
         with _held_interrupts(lambda: None) as interrupts:  # half an import of torch would stay broken for good
             import torch.multiprocessing  # noqa: F401
 
@@ -88,7 +94,7 @@ def launch(
         if interrupts:
             raise KeyboardInterrupt
         world_size = _check_world_size(world_size)
-        backend, why = machine.choose_backend(backend, world_size)
+        host, backend, why = engines.choose(engine, world_size, backend)
         spec = Spec(
             name=getattr(fn, "__name__", None) or type(fn).__name__,
             world_size=world_size,
@@ -98,6 +104,7 @@ def launch(
             timeout_s=_check_seconds(timeout_s),
             seed=_check_whole("seed", seed, 0),
             threads=_check_whole("threads", threads, 1, 1024) or max(1, machine.num_cores() // world_size),
+            engine=engine,
         )
         screen = views.Guarded(views.choose(view, spec))
         order = worker.Order(
@@ -114,7 +121,7 @@ def launch(
             launcher=os.getpid(),
             trace=_check_yes("trace", trace),
         )
-        before, job = Before(), Job(spec, order)
+        before, job = Before(engine == "local"), Job(spec, order, host)
     except (TypeError, ValueError) as error:
         _plain(error)
         raise
@@ -167,6 +174,8 @@ def _watch(job: Job, screen: views.View, before: Before) -> Run:
         error = _plain(KeyboardInterrupt(told), run.report())
         vars(error)["run"] = run
         raise error
+    if isinstance(job.error, LaunchError):
+        raise job.error
     if job.error is not None:
         raise LaunchError(
             f"the launch was given up: {type(job.error).__name__}: {job.error}. doctor() tells what this machine lacks."
@@ -218,6 +227,14 @@ def _check_caller() -> None:
             "launch was reached while a rank imports your script, which would start ranks without end. "
             'Put the call under `if __name__ == "__main__":`.'
         )
+
+
+def _check_start_method(start_method: str, engine: str) -> str:
+    if engine == "local":
+        return machine.choose_start_method(start_method)
+    if start_method != "auto":
+        raise ValueError(f"start_method={start_method!r} is for engine='local': {engine} starts its workers by itself")
+    return engine
 
 
 def _check_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:

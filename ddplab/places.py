@@ -67,7 +67,8 @@ def is_learners(filename: str) -> bool:
     """Whether the learner wrote this: a cell, or a file that belongs to no library."""
     if filename in _labels:
         return True
-    return not filename.startswith((_HERE, *_LIBRARIES)) and os.path.exists(filename)
+    in_library = filename.startswith((_HERE, *_LIBRARIES)) or f"{os.sep}site-packages{os.sep}" in filename
+    return not in_library and os.path.exists(filename)
 
 
 def _is_torch(filename: str) -> bool:

@@ -35,6 +35,7 @@ class Spec:
     timeout_s: float
     seed: int | None
     threads: int
+    engine: str = "local"
 
 
 class MetricRow(NamedTuple):

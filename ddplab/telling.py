@@ -38,6 +38,7 @@ class Told:
         self.rank = rank
         self.launched_s = launched_s
         self.pid = os.getpid()
+        self.thread = threading.get_ident()
         self._link = link
         self._lock = threading.RLock()  # a signal handler may log while its own thread does
         self._is_sending = False

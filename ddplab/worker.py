@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import itertools
 import multiprocessing.util
 import os
@@ -44,6 +45,15 @@ class Order:
     launcher: int
     trace: bool = False
     port: int = 0
+    hosted: bool = False  # by an engine, in whose process and group the rank is a guest
+
+    def at(self, port: int) -> Order:
+        """The order for ranks of this machine, with the port of their store."""
+        return dataclasses.replace(self, port=port)
+
+    def for_guest(self, now_s: float) -> Order:
+        """The order for a rank elsewhere: without this process's environment, the launch as seconds from now."""
+        return dataclasses.replace(self, hosted=True, environ={}, launched_s=self.launched_s - now_s)
 
 
 def main(_index: int, rank: int, link: socket, alive: socket, pipes: dict[str, Connection]) -> None:
@@ -51,8 +61,16 @@ def main(_index: int, rank: int, link: socket, alive: socket, pipes: dict[str, C
     processes.lead_group(rank, alive)
     processes.redirect(pipes)
     order = receive(link)
-    telling.current = told = telling.Told(rank, link, order.launched_s)
+    told = telling.Told(rank, link, order.launched_s)
     finish = (lambda: None) if pipes else processes.pump(lambda name, data: told.tell(Written, name, data))
+    work(rank, order, link, told, lambda exitcode: leave(exitcode, finish))
+
+
+def work(rank: int, order: Order, link: socket, told: telling.Told, end: Callable[[int], None]) -> None:
+    """Run the function, tell how it went, and ``end`` with an exit code, before anything of the function is freed:
+    that may take long, as with the workers of a DataLoader, or go wrong.
+    """
+    telling.current = told
     threading.Thread(target=listen, args=(link, told), name="ddplab-listen", daemon=True).start()
     told.tell(Started, os.getpid())
 
@@ -82,12 +100,12 @@ def main(_index: int, rank: int, link: socket, alive: socket, pipes: dict[str, C
         told.tell(failed, error, during)  # before the trace, which takes its time: failures are ordered by theirs
         if trace:
             trace.finish()
-        leave(1, finish)
+        return end(1)
     with contextlib.suppress(Exception):  # the result is told: what goes wrong from here does not undo it
         if trace:
             trace.finish()
         leave_group()
-    leave(0, finish)
+    return end(0)
 
 
 def receive(link: socket) -> Order:
@@ -102,7 +120,7 @@ def receive(link: socket) -> Order:
 
 
 def listen(link: socket, told: telling.Told) -> None:
-    """Answer the launcher, which asks only where the main thread is; tell it of calls that last; end with it."""
+    """Answer the launcher, which asks only where the function is; tell it of calls that last; end with it."""
     selector, state = getattr(selectors, "PollSelector", selectors.SelectSelector)(), ""
     selector.register(link, selectors.EVENT_READ)
     while True:
@@ -113,10 +131,11 @@ def listen(link: socket, told: telling.Told) -> None:
         if not link.recv(1):
             break
         # Located first, told last: a call that begins between the two is among the calls that are told.
-        where = places.locate(sys._current_frames().get(threading.main_thread().ident or 0))
+        where = places.locate(sys._current_frames().get(told.thread))
         tell_calls(told)
         told.tell(Located, where)
-    processes.end_group()
+    if telling.current is told:
+        processes.end_group()
 
 
 def tell_calls(told: telling.Told) -> None:
@@ -125,16 +144,23 @@ def tell_calls(told: telling.Told) -> None:
 
 
 def settle(rank: int, order: Order) -> None:
-    """Make this process look like the launcher's, with the variables of this rank."""
-    os.chdir(order.folder)
-    sys.path[:] = order.path
-    wanted = order.environ | rendezvous.environment(rank, order.world_size, order.port) | order.env
+    """Make this process look like the launcher's, with the variables of this rank. A guest keeps those of its host."""
+    wanted: dict[str, str | None] = dict(os.environ)
+    if order.hosted:
+        with contextlib.suppress(OSError):  # of another machine
+            os.chdir(order.folder)
+        sys.path += [entry for entry in order.path if entry not in sys.path]
+    else:
+        os.chdir(order.folder)
+        sys.path[:] = order.path
+        wanted = {**order.environ, **rendezvous.environment(rank, order.world_size, order.port)}
+        processes.use_own_children(order.launcher)
+    wanted |= order.env
     for name in os.environ.keys() | wanted.keys():
         if (value := wanted.get(name)) is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    processes.use_own_children(order.launcher)
     shipping.let_workers_ship()
     tell_temporary_files()
 
@@ -148,7 +174,7 @@ def settle(rank: int, order: Order) -> None:
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(None if order.seed is None else order.seed % 2**32)
     if order.backend == "nccl":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
 
 def tell_temporary_files() -> None:
@@ -163,15 +189,19 @@ def tell_temporary_files() -> None:
 
 
 def join_group(rank: int, order: Order) -> None:
-    """Initialise the process group, unless the function wants to do it itself."""
-    if order.backend is None:
-        return
+    """Initialise the process group, unless the function wants to do it itself, or the host has done it."""
     import torch
     import torch.distributed as dist
 
-    # Keys of its own in the store: a group that the function makes later would stumble over those of this one.
-    store = dist.PrefixStore("ddplab", dist.TCPStore(rendezvous.LOOPBACK, order.port, is_master=False))
-    device_id = torch.device("cuda", rank) if order.backend == "nccl" else None
+    if order.backend is None:
+        return leave_group()  # of a host
+    if dist.is_initialized():
+        return None
+    store = None
+    if not order.hosted:
+        # Keys of its own in the store: a group that the function makes later would stumble over those of this one.
+        store = dist.PrefixStore("ddplab", dist.TCPStore(rendezvous.LOOPBACK, order.port, is_master=False))
+    device_id = torch.device("cuda", torch.cuda.current_device()) if order.backend == "nccl" else None
     os.environ.setdefault("TORCH_DIST_INIT_BARRIER", "1")  # no rank may fail while another still connects to it
     dist.init_process_group(order.backend, store=store, rank=rank, world_size=order.world_size, device_id=device_id)
 

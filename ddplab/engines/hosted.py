@@ -1,0 +1,243 @@
+"""Ranks that are guests in the processes of an engine: how they find the launcher, and what it sees of them.
+
+The engine starts its workers and calls ``visit`` in each. That connects to the launcher twice: one connection carries
+the messages of a rank both ways, as for local ranks; the other carries nothing, and ends the rank when it closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hmac
+import os
+import platform
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import ddplab
+from ddplab import processes, telling, worker
+from ddplab.errors import LaunchError
+from ddplab.events import Written, encode
+from ddplab.run import Spec
+
+__all__ = ["Host", "Hosted", "visit"]
+
+ANSWER_LIMIT_S = 300.0  # for an engine to start all workers, and for these to import torch
+END_LIMIT_S = 30.0  # for an engine to clear away
+GREETING_LIMIT_S = 2.0
+TOKEN_BYTES = 32
+MAX_WORDS = 4000  # characters of what the engine itself printed last
+HEAD = TOKEN_BYTES + 4 + 1 + 1  # token, rank, channel, length of the version
+
+
+class Host(Protocol):
+    """An engine that runs a function once in each of its workers, which know their rank from ``RANK``."""
+
+    name: str
+    address: str  # where its workers reach this process
+
+    def run(self, world_size: int, visit: Callable[[], None]) -> None:
+        """Call ``visit`` in each worker; return when all have returned, raise if one failed."""
+
+
+class Hosted:
+    """Starts ranks on a host."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    @contextlib.contextmanager
+    def start(
+        self, spec: Spec, order: worker.Order, is_given_up: Callable[[], bool]
+    ) -> Iterator[Iterable[tuple[GuestProcess, bytes]]]:
+        """Let the host start its workers; on leaving wait until it has cleared away."""
+        token = secrets.token_bytes(TOKEN_BYTES)
+        server = socket.create_server((self._host.address, 0), backlog=2 * spec.world_size)
+        with server as listener, Words(self._host.name) as words:
+            listener.settimeout(0.2)
+            call = functools.partial(visit, listener.getsockname()[:2], token)
+            attempt = _Attempt(lambda: self._host.run(spec.world_size, call), f"ddplab-{self._host.name}")
+            attempt.start()
+
+            def given_up() -> bool:
+                if attempt.error:
+                    raise LaunchError(self._refusal(attempt.error, words.kept)) from None
+                return is_given_up()
+
+            try:
+                yield self._guests(listener, token, spec.world_size, order, given_up)
+            finally:
+                listener.close()  # a worker that comes too late finds nobody, and ends
+                attempt.join(END_LIMIT_S)
+
+    def _guests(
+        self, listener: socket.socket, token: bytes, world_size: int, order: worker.Order, given_up: Callable[[], bool]
+    ) -> Iterator[tuple[GuestProcess, bytes]]:
+        """The ranks in the order in which they come."""
+        ends: dict[tuple[int, int], socket.socket] = {}  # by rank and channel
+        deadline = time.monotonic() + ANSWER_LIMIT_S
+        try:
+            while len(ends) < 2 * world_size and not given_up():
+                if time.monotonic() > deadline:
+                    came = f"{len(ends) // 2} of {world_size} workers have come in {ANSWER_LIMIT_S:.0f} s"
+                    raise LaunchError(f"{self._host.name} could not run the ranks: {came}")
+                with contextlib.suppress(OSError):
+                    link = listener.accept()[0]
+                    if greeting := _greeted(link, token):
+                        rank, channel, version = greeting
+                        if version != _version():
+                            raise LaunchError(f"rank {rank} has {version}, but the notebook {_version()}")
+                        ends[rank, channel] = link
+            for rank in range(world_size) if len(ends) == 2 * world_size else ():
+                guest = GuestProcess(rank, ends.pop((rank, 0)), ends.pop((rank, 1)))
+                yield guest, encode(order.for_guest(time.monotonic()))
+        finally:
+            for link in ends.values():
+                link.close()
+
+    def _refusal(self, error: BaseException, words: str) -> str:
+        text = f"{self._host.name} could not run the ranks: {type(error).__name__}: {error}"
+        if "No module named 'ddplab'" in text + words:
+            text = f"the workers of {self._host.name} cannot import ddplab: install it on each node"
+        return f"{text[:MAX_WORDS]}\n{words}".rstrip()
+
+
+class GuestProcess:
+    """One rank as the launcher holds it, with the interface of :class:`ddplab.processes.RankProcess`.
+
+    How its process ended is not known here: ``join`` gives None.
+    """
+
+    sentinel = None
+    output: dict[str, Any] = {}  # noqa: RUF012 - never filled: it comes through the link
+
+    def __init__(self, rank: int, link: socket.socket, alive: socket.socket) -> None:
+        self.rank = rank
+        self.link = link
+        self._alive = alive
+
+    def state(self) -> tuple[str, float]:
+        """Nothing is known of the process."""
+        return "", 0.0
+
+    def kill(self) -> None:
+        """End the rank, by taking from it what keeps it alive."""
+        with contextlib.suppress(OSError):
+            self._alive.shutdown(socket.SHUT_RDWR)
+
+    def join(self) -> None:
+        """Nothing can be waited for: the host does that."""
+
+    def close(self) -> None:
+        """Close the launcher's ends."""
+        self.link.close()
+        self._alive.close()
+
+
+class _Attempt(threading.Thread):
+    """A call in a thread, and what it raised."""
+
+    def __init__(self, call: Callable[[], None], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._call = call
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._call()
+        except BaseException as error:
+            self.error = error
+
+
+class Words:
+    """While entered, keeps the end of what an engine itself prints, from threads that it has started."""
+
+    def __init__(self, engine: str) -> None:
+        others = {thread for thread in threading.enumerate() if not thread.name.startswith(f"{engine}_")}
+        self.passing = others - {threading.current_thread()}
+        self.kept = ""
+
+    def __enter__(self) -> Words:
+        self._before = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = self._put = (_Stream(self, sys.stdout), _Stream(self, sys.stderr))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, put, before in zip(("stdout", "stderr"), self._put, self._before, strict=True):
+            if getattr(sys, name) is put:
+                setattr(sys, name, before)
+
+
+class _Stream:
+    """A standard stream for those who may pass; from others it keeps the words."""
+
+    def __init__(self, words: Words, stream: Any) -> None:
+        self._words = words
+        self._stream = stream
+
+    def write(self, text: str) -> Any:
+        """Write through, or keep."""
+        if threading.current_thread() in self._words.passing:
+            return self._stream.write(text)
+        self._words.kept = (self._words.kept + text)[-MAX_WORDS:]
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+# In the rank ------------------------------------------------------------------------------------------
+
+
+def visit(address: tuple[str, int], token: bytes) -> None:
+    """Be a rank of the launcher at ``address``, in the process of a worker that has its rank in ``RANK``."""
+    rank = int(os.environ["RANK"])
+    try:
+        link, alive = (_greet(address, token, rank, channel) for channel in (0, 1))
+    except OSError as error:
+        raise ConnectionError(f"no launcher answers at {address[0]}:{address[1]}; it has given up: {error}") from None
+    processes.end_with(alive, os.getpid())
+    order = worker.receive(link)
+    told = telling.Told(rank, link, time.monotonic() + order.launched_s)
+    finish = processes.pump(lambda name, data: told.tell(Written, name, data), keep=True)
+    worker.work(rank, order, link, told, lambda exitcode: finish())
+    telling.current = None  # from here on the connections may close
+    alive.close()
+    link.shutdown(socket.SHUT_RDWR)
+
+
+def _greet(address: tuple[str, int], token: bytes, rank: int, channel: int) -> socket.socket:
+    link = socket.create_connection(address, timeout=10.0)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    link.settimeout(None)
+    version = _version().encode()
+    link.sendall(token + rank.to_bytes(4, "big") + bytes([channel, len(version)]) + version)
+    return link
+
+
+def _greeted(link: socket.socket, token: bytes) -> tuple[int, int, str] | None:
+    """Rank, channel and version of who connects; None for a stranger, who cannot have the token."""
+    link.settimeout(GREETING_LIMIT_S)
+    head = _exactly(link, HEAD)
+    if not hmac.compare_digest(head[:TOKEN_BYTES], token):
+        return None
+    version = _exactly(link, head[-1]).decode()
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return int.from_bytes(head[TOKEN_BYTES:-2], "big"), head[-2], version
+
+
+def _exactly(link: socket.socket, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes and (more := link.recv(num_bytes - len(data))):
+        data += more
+    return data
+
+
+def _version() -> str:
+    """What both ends must have in common: code travels as this Python's bytecode."""
+    return f"ddplab {ddplab.__version__} on Python {'.'.join(platform.python_version_tuple()[:2])}"
