@@ -54,7 +54,7 @@ def {main}():
 {join}    {result} = {call}
     if {result} is not None and os.environ["RANK"] == "0":
         print("{name} returned", str({result})[:500], flush=True)
-        torch.save({result}, {file!r})
+        torch.save({result}, {file})
     del {result}
     gc.collect()  # nothing may hold the process group when it goes
     if dist.is_initialized():
@@ -104,10 +104,11 @@ def export(
     """Write ``fn(*args)`` as a script that runs under torchrun, on one machine or many, without ddplab; gives its path.
 
     What ``launch(fn, *args, ...)`` does in the notebook, the script does with the same ``backend``, ``seed`` and number
-    of ranks. It has the imports, functions, classes and constants that ``fn`` uses, and a ``main`` that joins the
-    process group, calls ``fn`` and leaves. What comes from a file of yours is imported from there too, and the script
-    says so at its top. ``log`` prints rank 0's numbers, ``span`` does nothing, ``progress`` gives the items, data sets
-    of ddplab are written out. What rank 0 returns is printed, and saved for ``torch.load`` as ``train.result.pt``.
+    of ranks. It has the imports, functions, classes and constants that ``fn`` uses, as running their cells again would
+    define them, and a ``main`` that joins the process group, calls ``fn`` and leaves. What comes from a file of yours
+    is imported from there too, and the script says so at its top. ``log`` prints rank 0's numbers, ``span`` does
+    nothing, ``progress`` gives the items, and data sets of ddplab are written out. What rank 0 returns is printed, and
+    saved for ``torch.load`` in ``train.result.pt``.
 
     world_size: number of ranks on all machines together. It stands in the command lines and the Slurm script only.
     nodes: number of machines, which share the ranks equally.
@@ -163,13 +164,17 @@ def _main(
     given += [f"{key}={script.literal(value, f'argument {key} of {name}')}" for key, value in keywords.items()]
     join = _JOIN[backend]
     if seed is not None:
-        used = {module.partition(".")[0] for module, *_ in script.imports}
+        used = {entry.module.partition(".")[0] for entry in script.imports}
+        numpy = next((entry.name for entry in script.imports if entry.module == "numpy" and not entry.part), "numpy")
         join += f"torch.manual_seed({seed})\n"
         join += f"random.seed({seed})\n" if "random" in used else ""
-        join += f"numpy.random.seed({seed % 2**32})\n" if "numpy" in used else ""
-    own = {word: word if word not in script.known else f"{word}_of_{name}" for word in ("main", "result")}
+        join += f"{numpy}.random.seed({seed % 2**32})\n" if "numpy" in used else ""
+    others = {"main": f"run_{name}", "result": f"result_of_{name}"}
+    own = {word: other if word in script.known else word for word, other in others.items()}
     call = f"{name}({', '.join(given)})"
-    text = _MAIN.format(join=textwrap.indent(join, "    "), call=call, name=name, file=file, **own)
+    text = _MAIN.format(
+        join=textwrap.indent(join, "    "), call=call, name=name, file=script.literal(file, "path"), **own
+    )
     script.take(text, ChainMap(runtime(), script.known), "the script")
     return text, name
 
@@ -180,7 +185,12 @@ def _check(fn: Any, args: tuple[Any, ...], world_size: Any, nodes: Any, backend:
     if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
         raise TypeError(f"{fn.__name__} is a coroutine or generator function: calling it runs nothing. Wrap it.")
     with contextlib.suppress(ValueError):  # some built-in functions have no signature
-        inspect.signature(fn, follow_wrapped=False).bind(*args)
+        signature = inspect.signature(fn, follow_wrapped=False)
+        try:
+            signature.bind(*args)
+        except TypeError as error:
+            hint = 'Arguments of the function follow the path: export(train, "train.py", 0.1).'
+            raise TypeError(f"{getattr(fn, '__name__', fn)}{signature}: {error}. {hint}") from None
     for name, value, least in (("world_size", world_size, 1), ("nodes", nodes, 1), ("seed", seed, 0)):
         if value is None and name == "seed":
             continue

@@ -178,7 +178,8 @@ class Script:
         if value is Ellipsis:
             return "..."
         if value is None or kind in (bool, int, str, bytes, complex):
-            return repr(value)
+            text = repr(value)
+            return f'"{text[1:-1]}"' if text[0] == "'" and '"' not in text else text
         if kind is float:
             return repr(value) if math.isfinite(value) else f'float("{value}")'
         if kind is dict:
@@ -194,7 +195,7 @@ class Script:
             return str(value.__name__)
         if isinstance(value, PurePath):
             self.bind("Path", Path, what)
-            return f"Path({str(value)!r})"
+            return f"Path({self.literal(str(value), what)})"
         if isinstance(value, enum.Enum):
             return f"{self.literal(kind, what)}.{value.name}"
         if dataclasses.is_dataclass(kind):
@@ -204,12 +205,12 @@ class Script:
         if kind.__module__ == "torch" and kind.__name__ in ("dtype", "device"):
             self.bind("torch", sys.modules["torch"], what)
             return f"torch.{str(value).removeprefix('torch.')}" if kind.__name__ == "dtype" else f"torch.{value!r}"
-        raise refused(what, value, "Make it inside the function, or in one that it calls.")
+        raise refused(what, value, "Make it inside the function, or save it to a file and load it there.")
 
     def text(self) -> str:
-        """All that was taken in: imports in three blocks, constants, and code in the order of the notebook."""
+        """All that was taken in: imports in blocks, constants, and code in the order of the notebook."""
         blocks = []
-        for place in range(3):
+        for place in range(4):
             mine = sorted(entry for entry in self.imports if _place(entry.module) == place)
             lines = [f"import {e.module}{_as(e)}{_WHY.get(e.module, '')}" for e in mine if not e.part]
             for module in dict.fromkeys(entry.module for entry in mine if entry.part):
@@ -253,9 +254,12 @@ class Script:
         decorators = getattr(found.node, "decorator_list", []) if found else []
         if found is None or (hasattr(value, "__wrapped__") and not decorators) or (decorators and not is_known):
             raise ShippingError(
-                f"{name!r}, which {user} uses, has no source that could be written: code made or changed it, or it "
-                "is one of several lambdas in a line. Define it with def or class, and change it nowhere else."
+                f"{name!r}, which {user} uses, has no source that could be written: code or a %% line made it or "
+                "changed it, or a line has several lambdas. Write def or class in a cell, and change it nowhere else."
             )
+        functions = [f for f in (inner, *vars(inner).values()) if isinstance(f, FunctionType)]
+        if any(f.__code__.co_flags & annotations.compiler_flag for f in functions):
+            self.imports.add(_Import("__future__", "annotations", ""))
         names: Mapping[str, Any] = vars(sys.modules[value.__module__])
         if isinstance(inner, FunctionType) and _is_of(found.node, inner.__code__):
             cells = zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True)
@@ -270,8 +274,10 @@ class Script:
             self._write(name, found, names)
 
     def _write(self, name: str, found: _Found, names: Mapping[str, Any], code: str = "") -> None:
-        """Take the lines of a definition in, with all that they use."""
+        """Take the lines of a definition in, with the comment above it and all that it uses."""
         first = _first(found.node)
+        while not code and first > 1 and found.text.lines[first - 2].lstrip().startswith("#"):
+            first -= 1
         code = code or textwrap.dedent("".join(found.text.lines[first - 1 : found.node.end_lineno])).rstrip()
         if any(entry.module.partition(".")[0] == "ddplab" for entry in _imports(found.node)):
             raise ShippingError(f"{name} imports ddplab inside. Import what it needs of it at the top of a cell.")
@@ -421,8 +427,9 @@ def _as(entry: _Import) -> str:
 
 
 def _place(module: str) -> int:
-    """Python's own modules come first, those beside the script last."""
-    return 0 if module.partition(".")[0] in sys.stdlib_module_names else 2 if _beside(module) else 1
+    """The block of its import: those that change Python, Python's own, libraries, and what is beside the script."""
+    is_own = module.partition(".")[0] in sys.stdlib_module_names
+    return 0 if module == "__future__" else 1 if is_own else 3 if _beside(module) else 2
 
 
 def _beside(module: str) -> str:
