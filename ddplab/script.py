@@ -177,7 +177,7 @@ class Script:
         kind = type(value)
         if value is Ellipsis:
             return "..."
-        if value is None or kind in (bool, int, str, bytes, complex):
+        if value is None or kind in (bool, int, str, bytes):
             text = repr(value)
             return f'"{text[1:-1]}"' if text[0] == "'" and '"' not in text else text
         if kind is float:
@@ -196,7 +196,7 @@ class Script:
         if isinstance(value, PurePath):
             self.bind("Path", Path, what)
             return f"Path({self.literal(str(value), what)})"
-        if isinstance(value, enum.Enum):
+        if isinstance(value, enum.Enum) and value.name in kind.__members__:
             return f"{self.literal(kind, what)}.{value.name}"
         if dataclasses.is_dataclass(kind):
             fields = [field.name for field in dataclasses.fields(kind) if field.init]
