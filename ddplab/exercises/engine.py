@@ -17,7 +17,7 @@ from ddplab.exercises import progress
 from ddplab.launcher import launch
 from ddplab.run import Run
 
-__all__ = ["Attempt", "Checked", "Task", "Wrong", "check", "on_ranks", "task"]
+__all__ = ["Attempt", "Checked", "Task", "Wrong", "check", "judged", "on_ranks", "results", "task"]
 
 LIMIT_S = 4.0  # for all runs of a check together
 MAX_WORDS = 300
@@ -39,7 +39,7 @@ class Task:
 
     number: str
     title: str
-    judge: Callable[[Attempt], None]
+    judge: Callable[[Attempt], str | None]
 
     @property
     def chapter(self) -> str:
@@ -83,11 +83,7 @@ class Attempt:
         ``options`` are those of ``launch``: ``world_size`` is 2 and the backend Gloo, unless said otherwise. Raises
         ``Wrong`` if a rank fails or hangs, with the trial's own words if that raises ``Wrong``, and ``NotStarted``.
         """
-        run = self.try_out(*args, trial=trial, **options)
-        if run.ok:
-            return run.results
-        told = [failure.message for failure in run.failures if failure.type == "Wrong"]
-        raise Wrong(told[0] if told else _in_words(run))
+        return results(self.try_out(*args, trial=trial, **options))
 
     def try_out(self, *args: Any, trial: Callable[..., Any] | None = None, **options: Any) -> Run:
         """The run itself, which may have failed: for tasks about failures. Raises ``NotStarted``, and ``Wrong`` for
@@ -104,6 +100,14 @@ class Attempt:
         if any(failure.type == "NotImplementedError" for failure in run.failures):
             raise NotStarted
         return run
+
+
+def results(run: Run) -> list[Any]:
+    """What each rank returned. Raises ``Wrong`` if one failed or hangs, with its own words if that raised ``Wrong``."""
+    if run.ok:
+        return run.results
+    told = [failure.message for failure in run.failures if failure.type == "Wrong"]
+    raise Wrong(told[0] if told else _in_words(run))
 
 
 def _in_words(run: Run) -> str:
@@ -179,9 +183,15 @@ def check(number: str, fn: Callable[..., Any]) -> Checked:
     if not callable(fn):
         raise TypeError(f'check("{number}", fn) takes your function itself, not {type(fn).__name__}: {fn!r:.60}')
     wanted, attempt = TASKS[number], Attempt(fn)
+    state, words = judged(wanted, attempt)
+    progress.note(number, state)
+    return Checked(wanted, state, words, attempt.run)
+
+
+def judged(wanted: Task, attempt: Attempt) -> tuple[str, str]:
+    """The state that a task is in, and the words for it."""
     try:
-        wanted.judge(attempt)
-        state, words = "solved", ""
+        state, words = "solved", wanted.judge(attempt) or ""
     except NotStarted:
         state, words = "not started", ""
     except Wrong as wrong:
@@ -189,10 +199,5 @@ def check(number: str, fn: Callable[..., Any]) -> Checked:
     except Exception as error:  # the judge computes with what the function gave, which may be anything
         returned = attempt.run.returned.get(0) if attempt.run else None
         state, words = "wrong", f"no use can be made of what rank 0 returned, {returned!r:.60} ({error})"
-    progress.note(number, state)
-    return Checked(wanted, state, _shortened(words), attempt.run)
-
-
-def _shortened(words: str) -> str:
-    text = " ".join(words.split())
-    return text if len(text) <= MAX_WORDS else f"{text[: MAX_WORDS - 3]}..."
+    words = " ".join(words.split())
+    return state, words if len(words) <= MAX_WORDS else f"{words[: MAX_WORDS - 3]}..."

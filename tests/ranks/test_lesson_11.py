@@ -16,8 +16,7 @@ from lesson import NOTEBOOKS, THREADS, Lesson, alone, definitions, torchrun
 from torch.utils.data import DataLoader
 from torchvision.datasets import CIFAR10
 
-from ddplab.correction import CHECKS, Status
-from ddplab.trials import Pictures
+from ddplab.exercises.lab import ROWS, Pictures, Status
 
 NAME = "11_two_articles"
 NOTEBOOK = nbformat.read(NOTEBOOKS / f"{NAME}.ipynb", as_version=4)
@@ -88,7 +87,7 @@ def test_a_mistake_is_found_in_words_and_its_repair_passes(row: int, words: str)
     states = [state for _, state, _ in mine]
     assert states[:4] == ["·", "✗", "✓", "✓"]
     assert words in mine[1][2]
-    assert CHECKS[row].what in mine[1][2]
+    assert ROWS[row].title in mine[1][2]
 
 
 # Half repairs -----------------------------------------------------------------------------------------
@@ -221,7 +220,7 @@ def test_another_good_repair_passes_too(cells: Any) -> None:
 
 
 def test_a_program_that_hangs_is_stopped(cells: Any) -> None:
-    """The time of a run is limited, and the details name the line."""
+    """The time of a run is limited, and its row says where each rank was."""
     cells.run(
         """
         import time
@@ -234,16 +233,15 @@ def test_a_program_that_hangs_is_stopped(cells: Any) -> None:
     )
     status = Status(timeout_s=1.0)
     status.check(cells.namespace["parameters"], 10)
-    assert status.rows[10] == ("✗", "no end within 1 s; print(status.details) tells where each rank was")
-    assert "rank 0 waits in barrier" in status.details
+    assert status.rows[10][1].startswith("with 2 ranks it does not end: rank 0 waits in barrier #1; rank 1 is at ")
 
 
 @pytest.mark.parametrize(
     ("program", "words"),
     [
         ("text", "stopped by TypeError: 'str' object is not callable"),
-        (lambda *_: "many", "no use can be made of what it returned"),
-        (threading.Lock(), "could not be launched"),
+        (lambda *_: "many", "no use can be made of what rank 0 returned, ('many', 28) ("),
+        (threading.Lock(), "cannot travel to a rank: it is a _thread.lock"),
     ],
 )
 def test_what_is_no_program_is_told(program: Any, words: str) -> None:
