@@ -200,7 +200,8 @@ class Run:
 
     def __repr__(self) -> str:
         state = "ok" if self.ok else self.verdict() if self.failures else "unfinished"
-        return f"Run({self.spec.name}, world_size={self.world_size}, backend={self.backend!r}, {state})"
+        on = "" if self.spec.engine == "local" else f", engine={self.spec.engine!r}"
+        return f"Run({self.spec.name}, world_size={self.world_size}, backend={self.backend!r}{on}, {state})"
 
     def _repr_html_(self) -> str:
         from ddplab import tables

@@ -29,6 +29,7 @@ __all__ = ["Host", "Hosted", "visit"]
 
 ANSWER_LIMIT_S = 300.0  # for an engine to start all workers, and for these to import torch
 END_LIMIT_S = 30.0  # for an engine to clear away
+QUEUE_LIMIT_S = 1.0  # the same, when the cell was interrupted, or not all workers came: it goes on by itself
 GREETING_LIMIT_S = 2.0
 TOKEN_BYTES = 32
 MAX_WORDS = 4000  # characters of what the engine itself printed last
@@ -69,36 +70,52 @@ class Hosted:
                     raise LaunchError(self._refusal(attempt.error, words.kept)) from None
                 return is_given_up()
 
+            ends: dict[tuple[int, int], socket.socket] = {}  # by rank and channel, until all have come
+            guests = self._guests(listener, token, ends, spec.world_size, order, given_up)
             try:
-                yield self._guests(listener, token, spec.world_size, order, given_up)
+                yield guests
             finally:
                 listener.close()  # a worker that comes too late finds nobody, and ends
-                attempt.join(END_LIMIT_S)
+                for link in ends.values():
+                    link.close()
+                attempt.join(QUEUE_LIMIT_S if ends or is_given_up() else END_LIMIT_S)
 
     def _guests(
-        self, listener: socket.socket, token: bytes, world_size: int, order: worker.Order, given_up: Callable[[], bool]
+        self,
+        listener: socket.socket,
+        token: bytes,
+        ends: dict[tuple[int, int], socket.socket],
+        world_size: int,
+        order: worker.Order,
+        given_up: Callable[[], bool],
     ) -> Iterator[tuple[GuestProcess, bytes]]:
-        """The ranks in the order in which they come."""
-        ends: dict[tuple[int, int], socket.socket] = {}  # by rank and channel
+        """The ranks, once all have come."""
         deadline = time.monotonic() + ANSWER_LIMIT_S
+        while len(ends) < 2 * world_size:
+            if given_up():
+                return
+            if time.monotonic() > deadline:
+                came = f"{len(ends) // 2} of {world_size} workers have come in {ANSWER_LIMIT_S:.0f} s"
+                raise LaunchError(f"{self._host.name} could not run the ranks: {came}")
+            with contextlib.suppress(OSError):
+                self._let_in(listener.accept()[0], token, ends)
+        for rank in range(world_size):
+            guest = GuestProcess(rank, ends.pop((rank, 0)), ends.pop((rank, 1)))
+            yield guest, encode(order.for_guest(time.monotonic()))
+
+    def _let_in(self, link: socket.socket, token: bytes, ends: dict[tuple[int, int], socket.socket]) -> None:
+        """Keep a connection of a worker, and no other."""
         try:
-            while len(ends) < 2 * world_size and not given_up():
-                if time.monotonic() > deadline:
-                    came = f"{len(ends) // 2} of {world_size} workers have come in {ANSWER_LIMIT_S:.0f} s"
-                    raise LaunchError(f"{self._host.name} could not run the ranks: {came}")
-                with contextlib.suppress(OSError):
-                    link = listener.accept()[0]
-                    if greeting := _greeted(link, token):
-                        rank, channel, version = greeting
-                        if version != _version():
-                            raise LaunchError(f"rank {rank} has {version}, but the notebook {_version()}")
-                        ends[rank, channel] = link
-            for rank in range(world_size) if len(ends) == 2 * world_size else ():
-                guest = GuestProcess(rank, ends.pop((rank, 0)), ends.pop((rank, 1)))
-                yield guest, encode(order.for_guest(time.monotonic()))
-        finally:
-            for link in ends.values():
-                link.close()
+            greeting = _greeted(link, token)
+        except OSError:
+            greeting = None
+        if greeting is None:
+            return link.close()
+        rank, channel, version = greeting
+        ends[rank, channel] = link
+        if version != _version():
+            raise LaunchError(f"rank {rank} on {self._host.name} has {version}, but this notebook {_version()}")
+        return None
 
     def _refusal(self, error: BaseException, words: str) -> str:
         text = f"{self._host.name} could not run the ranks: {type(error).__name__}: {error}"
@@ -202,6 +219,7 @@ def visit(address: tuple[str, int], token: bytes) -> None:
     except OSError as error:
         raise ConnectionError(f"no launcher answers at {address[0]}:{address[1]}; it has given up: {error}") from None
     processes.end_with(alive, os.getpid())
+    import torch.distributed  # noqa: F401 - before this rank counts as started, and its time runs
     order = worker.receive(link)
     told = telling.Told(rank, link, time.monotonic() + order.launched_s)
     finish = processes.pump(lambda name, data: told.tell(Written, name, data), keep=True)

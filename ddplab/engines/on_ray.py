@@ -31,14 +31,14 @@ class Ray:
         except ImportError as error:
             raise ValueError(f"engine='ray': Ray Train is not installed ({error}): pip install 'ddplab[ray]'") from None
         self._backend = backend
-        is_own = not ray.is_initialized() and _connect(ray, world_size)
+        if not ray.is_initialized():
+            _connect(ray, world_size)
         kind = "GPU" if backend == "nccl" else "CPU"
         found = int(ray.cluster_resources().get(kind, 0))
         if found < world_size:
-            here = "Ray's cluster on this machine, started before," if is_own is None else "the cluster"
             raise ValueError(
-                f"engine='ray': {world_size} ranks need as many {kind}s, and {here} has {found}. Use "
-                f"world_size={found or 1}, or ray.shutdown() and then ray.init(num_{kind.lower()}s={world_size})."
+                f"engine='ray': {world_size} ranks need as many {kind}s, and the cluster has {found}. Use "
+                f"world_size={found}, or one that has more: ray.shutdown(), then ray.init(num_cpus={world_size})."
             )
         self.address: str = ray.util.get_node_ip_address()
 
@@ -60,8 +60,8 @@ def _call(visit: Callable[[], None]) -> None:
     visit()
 
 
-def _connect(ray: Any, world_size: int) -> bool:
-    """Connect to the cluster of ``RAY_ADDRESS``, or start one, with little noise; say whether it was started."""
+def _connect(ray: Any, world_size: int) -> None:
+    """Connect to the cluster of ``RAY_ADDRESS``, or start one, with little noise."""
     address = os.environ.get("RAY_ADDRESS", "")
     if address.startswith("ray://"):
         raise ValueError(f"engine='ray': RAY_ADDRESS={address!r} is Ray Client's: run the notebook on a node of Ray")
@@ -71,9 +71,8 @@ def _connect(ray: Any, world_size: int) -> bool:
     if address in ("", "local"):
         logging.getLogger("ray").setLevel(logging.ERROR)  # it would tell of the secret that it keeps in ~/.ray
         ray.init("local", num_cpus=max(world_size, os.cpu_count() or 1), include_dashboard=False, **common)
-        return True
-    ray.init(address, **common)
-    return False
+    else:
+        ray.init(address, **common)
 
 
 def answers(engine: str, source: str, address: str, start: str) -> None:
