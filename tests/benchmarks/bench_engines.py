@@ -1,0 +1,54 @@
+"""How long a launch takes on an engine, against one with local ranks: the second of two, each cluster being up.
+
+    python tests/benchmarks/bench_engines.py          about two minutes on two cores, with Ray and Spark installed
+
+The job is that of bench_launch.py on 2 ranks. What is not installed is said to be missing.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ddplab import launch
+
+
+def train(num_steps: int = 20) -> float:
+    """A small DDP job; gives the sum of the final weights."""
+    model = DDP(nn.Linear(10, 16))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 10)).pow(2).mean().backward()
+        optimizer.step()
+    return float(sum(p.detach().sum() for p in model.parameters()))
+
+
+def seconds(engine: str) -> tuple[float, float]:
+    """The first launch, with the cluster's own start, and the second."""
+    times = []
+    for _ in range(2):
+        began = time.perf_counter()
+        launch(train, engine=engine, timeout_s=120, view="quiet")
+        times.append(time.perf_counter() - began)
+    return times[0], times[1]
+
+
+def main() -> None:
+    """Print a line for each engine."""
+    first_s, local_s = seconds("local")
+    print(f"local: first {first_s:.1f} s, second {local_s:.2f} s")
+    for engine in ("ray", "spark"):
+        try:
+            first_s, again_s = seconds(engine)
+        except ValueError as error:
+            print(f"{engine}: {error}")
+        else:
+            print(f"{engine}: first {first_s:.0f} s, second {again_s:.1f} s, {again_s / local_s:.0f} times local")
+
+
+if __name__ == "__main__":
+    main()
