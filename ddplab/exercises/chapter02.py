@@ -101,9 +101,7 @@ def gather(attempt: Attempt) -> None:
             if found == wanted:
                 raise Wrong(f"{where}, rank {rank} gives {dtype}, and whole numbers (torch.int64) were gathered")
             if found == parts[rank] or not found:
-                raise Wrong(
-                    f"{where}, rank {rank} gives {found or 'nothing'}: every rank is to have the numbers of all"
-                )
+                raise Wrong(f"{where}, rank {rank} gives {found or 'nothing'}: every rank is to have those of all")
             if gone := [value for value in set(wanted) if found == [one for one in wanted if one != value]]:
                 raise Wrong(f"{where}, rank {rank} lacks the {gone[0]}: padding is told by lengths, not by values")
             if len(found) == world_size * max(lengths) > len(wanted):

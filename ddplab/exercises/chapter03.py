@@ -14,10 +14,8 @@ from ddplab.exercises.engine import Attempt, Wrong, on_ranks, task
 def step(attempt: Attempt) -> None:
     """``step(model, optimizer, x, y)`` steps on every rank with the mean of the ranks' gradients."""
     for per_rank_batch_size, world_size in ((5, 1), (3, 2), (4, 3)):
-        told, where = (
-            attempt.results(per_rank_batch_size, world_size=world_size, trial=three_steps),
-            on_ranks(world_size),
-        )
+        told = attempt.results(per_rank_batch_size, world_size=world_size, trial=three_steps)
+        where = on_ranks(world_size)
         for ranks in zip(*told, strict=True):  # one step; before the first wrong one, all have equal weights
             kinds = [kind for kind, _, _ in ranks]
             rank = next((rank for rank, kind in enumerate(kinds) if kind != "mean"), None)
@@ -78,9 +76,7 @@ def backward(attempt: Attempt) -> None:
             if kind == "other" and not all(close(vector, found[0]) for vector in found):
                 raise Wrong(f"{shares}, {UNLIKE}")
             if kind == "other" and times:
-                raise Wrong(
-                    f"{shares}, rank {rank} ends with {times:.3g} times the gradient of the mean over all samples"
-                )
+                raise Wrong(f"{shares}, rank {rank} ends with {times:.3g} times the mean gradient of all samples")
             if kind != "mean":
                 raise Wrong(f"{shares}, rank {rank} ends with {SHARES[kind]}")
 
@@ -126,9 +122,7 @@ def train(attempt: Attempt) -> None:
         told, where = attempt.results(*args, world_size=world_size, trial=trained), on_ranks(world_size)
         first, seen, rows, known = told[0]
         if not all(torch.equal(first, weights) for weights, *_ in told):
-            raise Wrong(
-                f"{where}, the replicas have different weights at the end: not all batches went through a DDP model"
-            )
+            raise Wrong(f"{where}, replicas have different weights at the end: not all batches went through DDP")
         taken = max(rows, default=0) * world_size
         if taken > global_batch_size:
             many = f"rank 0 takes {max(rows)} samples a step, so the ranks take {taken} together"
@@ -144,9 +138,7 @@ def train(attempt: Attempt) -> None:
         if len(seen) != share:
             raise Wrong(f"{where}, rank 0 trains on {len(seen)} samples in {epochs} epochs; its share is {share}")
         apart = (first - known["right"]).abs().max().item()
-        raise Wrong(
-            f"{where}, the weights are {apart:.1g} away from those of one process with lr=0.05 and momentum=0.9"
-        )
+        raise Wrong(f"{where}, weights are {apart:.1g} away from those of one process with lr=0.05 and momentum=0.9")
 
 
 TRAININGS = {

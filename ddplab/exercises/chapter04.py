@@ -24,15 +24,11 @@ def accumulate(attempt: Attempt) -> None:
                 if kind == "own" and not sum(sent):
                     raise Wrong(f"{where} sends nothing in step {step}: the last backward() must synchronise")
                 if kind == "other" and syncs and not syncs[-1] and sum(sent):
-                    raise Wrong(
-                        f"{where} does not send what the last backward() adds in step {step}: it comes too late"
-                    )
+                    raise Wrong(f"{where} does not send what the last backward() adds in step {step}: that is too late")
                 if kind != "mean":
                     raise Wrong(f"{where} ends step {step} with {ACCUMULATED[kind]}")
                 if sum(sent) > NUM_BYTES:
-                    calls = (
-                        f"{where} needs {len(sent)} all-reduces in step {step}, of {sum(sent)} bytes for {NUM_BYTES}"
-                    )
+                    calls = f"{where} has {len(sent)} all-reduces in step {step}, of {sum(sent)} bytes for {NUM_BYTES}"
                     if sum(syncs) == 1 < len(sent):
                         raise Wrong(f"{calls}: a backward() outside of no_sync() has sent the whole mean already")
                     if num_skips and sum(syncs) == num_batches:
@@ -112,9 +108,7 @@ def half(attempt: Attempt) -> None:
             for rank, (kind, gradients, seen, sent) in enumerate(ranks):
                 where, num_bytes = f"{on_ranks(world_size)}, rank {rank}", gradients.nbytes
                 if not gradients.isfinite().all():
-                    raise Wrong(
-                        f"{where} gets inf from gradients of 40,000: fp16 ends at 65,504, and the sum is beyond"
-                    )
+                    raise Wrong(f"{where} gets inf from gradients of 40,000: fp16 ends at 65,504, the sum is beyond")
                 if kind != "mean":
                     raise Wrong(f"{where} ends step {step} with {HOOKED[kind]}")
                 if sum(sent) > num_bytes / 2:
@@ -162,9 +156,7 @@ def hooked(fn, width):
         seen.clear(), sent.clear()
         (model(x[rank]).mean() * scale).backward()
         if kinds != {"Tensor"}:
-            raise Wrong(
-                f"the hook's future holds a {' or a '.join(kinds)}, and DDP needs a tensor: .then() takes it out"
-            )
+            raise Wrong(f"the hook's future holds a {' or a '.join(kinds)}; DDP needs a tensor: .then() takes it out")
         found, mean = gradient(model.module), own.mean(0)
         known = {"mean": mean, "own": own[rank], "sum": own.sum(0), "mean, divided": mean / world_size}
         told.append((name_of(found, known, 0.02 * float(mean.norm())), found, list(seen), list(sent)))

@@ -3,6 +3,9 @@
 from collections import Counter
 from itertools import islice
 
+import torch
+from torch.utils.data import DataLoader
+
 from ddplab.exercises.engine import Attempt, Wrong, task
 
 
@@ -73,38 +76,24 @@ def reshuffle(attempt: Attempt) -> None:
             seen = Counter(index for share in shares for index in share)
             if missing := sorted(set(range(n)) - set(seen)):
                 twice = [index for index, times in seen.items() if times > 1]
-                why = (
-                    f"and sample {twice[0]} is met twice: the ranks shuffle unlike" if twice else "the last are dropped"
-                )
+                why = f"and sample {twice[0]} is met twice: ranks shuffle unlike" if twice else "the last are dropped"
                 raise Wrong(f"{where}, no rank meets sample {missing[0]} in epoch {epoch}, {why}")
             if len(set(map(len, shares))) > 1:
-                raise Wrong(
-                    f"{where}, shares have {list(map(len, shares))} samples: DDP needs equally many on all ranks"
-                )
+                raise Wrong(f"{where}, shares have {list(map(len, shares))} samples: DDP needs equal shares")
             if sum(seen.values()) > n + world_size - 1:
-                raise Wrong(
-                    f"{where}, {sum(seen.values())} places are filled in epoch {epoch}: more than padding needs"
-                )
+                raise Wrong(f"{where}, {sum(seen.values())} places are filled in epoch {epoch}: padding needs less")
         for rank, epochs in enumerate(by_rank):
             if len(set(map(tuple, epochs))) < 3:
-                raise Wrong(
-                    f"{where}, rank {rank} meets its samples in the same order in two epochs: the epoch is not used"
-                )
+                raise Wrong(f"{where}, rank {rank} meets its samples in one order in two epochs: the epoch is not used")
             if world_size > 1 and len(set(map(frozenset, epochs))) == 1:
-                raise Wrong(
-                    f"{where}, rank {rank} has the same samples in all epochs: shuffle all, then take the share"
-                )
+                raise Wrong(f"{where}, rank {rank} has the same samples in all epochs: shuffle all, then share out")
     again = attempt.results(n, [2, 0], world_size=world_size, trial=orders)
     if [[epochs[2], epochs[0]] for epochs in by_rank] != again:
-        raise Wrong(
-            f"{where}, a second run that begins at epoch 2 has another order there: it must follow from the epoch"
-        )
+        raise Wrong(f"{where}, a run that begins at epoch 2 has another order there: it must follow from the epoch")
 
 
 def orders(fn, n, epochs):
     """The share of this rank in each epoch; between them other things draw random numbers, as in a training."""
-    import torch
-
     shares = []
     for epoch in epochs:
         torch.rand(3)
@@ -145,8 +134,6 @@ MOST = 20  # times as many as there are: all that a rank with two workers can re
 
 def read(fn, records, all_workers):
     """What arrives at this rank, for each number of workers."""
-    from torch.utils.data import DataLoader
-
     arrived = []
     for num_workers in all_workers:
         reader = DataLoader(fn(list(records)), batch_size=None, num_workers=num_workers)

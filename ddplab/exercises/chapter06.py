@@ -136,16 +136,13 @@ def watched(fn, path, num_numbers):
             fn(path, state_in(1, num_numbers))
     except (OSError, RuntimeError) as error:
         if rank and (getattr(error, "errno", 0) == errno.EFBIG or "inline_container" in str(error)):
-            raise Wrong(
-                f"{on_ranks(dist.get_world_size())}, rank {rank} writes, too: they overwrite each other"
-            ) from None
+            where = on_ranks(dist.get_world_size())
+            raise Wrong(f"{where}, rank {rank} writes, too: they overwrite each other") from None
         raise
     epoch, where = found(path, num_numbers), f"{on_ranks(dist.get_world_size())}, rank {rank}"
     if epoch != 1:
         holds = "half a checkpoint" if epoch is None else "the old checkpoint"
-        raise Wrong(
-            f"{where} comes back too early: it reads {holds}, which rank 0 replaces later; it must wait for that"
-        )
+        raise Wrong(f"{where} comes back too early: it reads {holds}, which rank 0 replaces later: it must wait")
     if rank:
         store.set("back", "yes")
 
@@ -201,9 +198,7 @@ def compare(straight, resumed, stop, epochs):
         if numbers != list(range(epochs)):
             raise Wrong(f"{where} trains epochs {numbers}, and was asked for {list(range(epochs))}")
         if after == numbers:
-            raise Wrong(
-                f"{where} was stopped in epoch {stop} and begins with epoch 0 again: save after each, and read it"
-            )
+            raise Wrong(f"{where} was stopped in epoch {stop} and begins with epoch 0 again: save after each, read it")
         if after != numbers[stop:]:
             raise Wrong(f"{where} was stopped in epoch {stop} and goes on with epochs {after}, not {numbers[stop:]}")
         before, now = one[stop], other[0]

@@ -2,8 +2,12 @@
 
 import os
 import signal
+from datetime import timedelta
 
-from ddplab.exercises.engine import Attempt, Wrong, gathered, stand_in, task
+import torch
+import torch.distributed as dist
+
+from ddplab.exercises.engine import Attempt, Wrong, gathered, on_ranks, stand_in, task
 
 # By world size: the batches that each rank cannot read, of 7.
 BAD = {1: [{2, 6}], 2: [{4}, {1, 5}], 3: [{3}, {1, 3}, {6}]}
@@ -18,16 +22,13 @@ def skip(attempt: Attempt) -> None:
         for rank, numbers in enumerate(made):
             if lost := [number for number in wanted if number not in numbers]:
                 why = "skip one step, do not stop" if max(numbers, default=-1) < lost[0] else "all ranks have its batch"
-                raise Wrong(f"with {ranks(world_size)}, rank {rank} does not make step {lost[0]}: {why}")
+                raise Wrong(f"{on_ranks(world_size)}, rank {rank} does not make step {lost[0]}: {why}")
 
 
 def with_bad_batches(fn, num_steps, bad):
     """Which steps this rank makes. Raises ``Wrong`` on all ranks as soon as they make other steps."""
-    import torch
-    import torch.distributed as dist
-
     made, words = [], []
-    rank, where = dist.get_rank(), f"with {ranks(dist.get_world_size())}"
+    rank, where = dist.get_rank(), on_ranks(dist.get_world_size())
 
     def load(number):
         if number in bad[rank]:
@@ -57,19 +58,12 @@ def with_bad_batches(fn, num_steps, bad):
 def apart(where, numbers):
     """In a list, what is wrong if the ranks step on these batches; -1 is none, or one that was used before."""
     if -1 in numbers:
-        return [
-            f"{where}, rank {numbers.index(-1)} makes a step without a new batch: one that is not well must stop all"
-        ]
+        return [f"{where}, rank {numbers.index(-1)} makes a step without a new batch: who is not well must stop all"]
     if len(set(numbers)) > 1:
         first, last = min(numbers), max(numbers)
         ahead, behind = numbers.index(last), numbers.index(first)
         return [f"{where}, rank {ahead} has skipped batch {first} alone: rank {behind} is left in that step, and waits"]
     return []
-
-
-def ranks(world_size):
-    """The number of ranks, as it is said."""
-    return f"{world_size} rank{'s' * (world_size > 1)}"
 
 
 # By world size: which rank is killed, and before which step; of 5.
@@ -80,7 +74,7 @@ KILLED = {1: {}, 2: {1: 2}, 3: {1: 1, 0: 3}}
 def survive(attempt: Attempt) -> None:
     """``train(num_steps, step, store, left)``: the ranks that are left go on in a new group; no step is lost."""
     for world_size, killed in KILLED.items():
-        where = f"with {ranks(world_size)}, of which {['none is', 'one is', 'two are'][len(killed)]} killed"
+        where = f"{on_ranks(world_size)}, of which {['none is', 'one is', 'two are'][len(killed)]} killed"
         told = attempt.results(5, killed, world_size=world_size, backend=None, trial=with_kills)
         for rank, steps in enumerate(told):
             if rank in killed:
@@ -97,9 +91,7 @@ def survive(attempt: Attempt) -> None:
             for number, together in steps:
                 alive = world_size - sum(before <= number for before in killed.values())
                 if together != alive:
-                    raise Wrong(
-                        f"{where}, rank {rank} makes step {number} with {ranks(together)}, and {alive} are left"
-                    )
+                    raise Wrong(f"{where}, rank {rank} makes step {number} {on_ranks(together)}; {alive} are left")
 
 
 def with_kills(fn, num_steps, killed):
@@ -118,15 +110,10 @@ def with_kills(fn, num_steps, killed):
 
 def surviving(fn, num_steps, killed):
     """The steps that are made in this process, which kills itself where ``killed`` says so."""
-    from datetime import timedelta
-
-    import torch
-    import torch.distributed as dist
-
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     port, limit = int(os.environ["MASTER_PORT"]), timedelta(seconds=3)
     store = dist.TCPStore(os.environ["MASTER_ADDR"], port, is_master=False, timeout=limit)
-    made, members, asked, where = [], [], [], f"with {ranks(world_size)}, rank {rank}"
+    made, members, asked, where = [], [], [], f"{on_ranks(world_size)}, rank {rank}"
 
     def ask():
         asked[:] = left()
@@ -157,7 +144,7 @@ def surviving(fn, num_steps, killed):
         if members and asked != left():
             raise Wrong(f"{where} begins a group without asking left(): next time, others may be gone")
         if words := mistaken(options, left(), rank):
-            raise Wrong(f"with {ranks(world_size)}, {words}")
+            raise Wrong(f"{on_ranks(world_size)}, {words}")
         options["store"].set(f"met by {rank}", "")
         try:
             options["store"].wait([f"met by {other}" for other in left()], timedelta(seconds=2))

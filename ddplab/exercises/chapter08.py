@@ -1,5 +1,11 @@
 """Tasks on hangs."""
 
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
 from ddplab.exercises.engine import Attempt, Wrong, gathered, on_ranks, task
 
 
@@ -8,7 +14,7 @@ def repair(attempt: Attempt) -> None:
     """``end_of_epoch(model, loss, x)`` gives the mean loss and, on rank 0, the output of the model in evaluation."""
     for world_size in (1, 2, 3):
         told = attempt.results(world_size, world_size=world_size, trial=after_an_epoch)
-        where = f"with {world_size} rank{'s' * (world_size > 1)}"
+        where = on_ranks(world_size)
         mean = sum(range(1, world_size + 1)) / world_size
         for rank, (value, off, is_training, moved) in enumerate(told):
             if value is None or abs(value - mean) > 1e-4:
@@ -19,9 +25,8 @@ def repair(attempt: Attempt) -> None:
                 raise Wrong(f"{where}, rank 0 gives no output")
             if rank == 0 and off > 1e-4:
                 why = "BatchNorm takes the mean of this batch in place of the one it has learned"
-                raise Wrong(
-                    f"{where}, rank 0's output is not that of evaluation: {why if moved else f'off by {off:.2g}'}"
-                )
+                why = why if moved else f"off by {off:.2g}"
+                raise Wrong(f"{where}, rank 0's output is not that of evaluation: {why}")
             if rank == 0 and moved:  # rank 0's buffers are those of all ranks from the next step on
                 raise Wrong(f"{where}, rank {rank}'s BatchNorm has learned from the test image: evaluate in eval mode")
             if not is_training:
@@ -30,22 +35,14 @@ def repair(attempt: Attempt) -> None:
 
 def after_an_epoch(fn, world_size):
     """The loss, how far the output is off, and whether the model is as before: in training, its buffers unmoved."""
-    import copy
-
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     model(torch.randn(8, 2)).sum().backward()
     x, rank = torch.tensor([[3.0, -1.0], [2.0, 5.0]]), dist.get_rank()
     before = copy.deepcopy(model.module)
     value, out = fn(model, torch.tensor(float(rank + 1)), x)
     dist.barrier()
-    is_training, moved = (
-        model.module.training and model.training,
-        not torch.equal(model.module[1].running_mean, before[1].running_mean),
-    )
+    is_training = model.module.training and model.training
+    moved = not torch.equal(model.module[1].running_mean, before[1].running_mean)
     off = None if out is None else (out.detach() - before.eval()(x)).abs().max().item()
     return None if value is None else float(value), off, is_training, moved
 
@@ -55,7 +52,7 @@ def stop(attempt: Attempt) -> None:
     """``train(num_steps, step, enough)``: all stop after the first step for which one rank says that it is enough."""
     for world_size, wishes in ((1, [2]), (3, [4, 2, 6]), (2, [5, 9])):
         made = attempt.results(8, wishes, world_size=world_size, trial=until_enough)[0]
-        where, first = f"with {world_size} rank{'s' * (world_size > 1)}", min(wishes)
+        where, first = on_ranks(world_size), min(wishes)
         who = wishes.index(first)
         if made != first + 1:
             why = "those who want to go on decide (MIN)" if made == max(wishes) + 1 else f"{made - first - 1} too many"
@@ -67,8 +64,6 @@ def stop(attempt: Attempt) -> None:
 
 def until_enough(fn, num_steps, wishes):
     """How many steps all make. Raises ``Wrong`` on all ranks as soon as some have stopped and others not."""
-    import torch.distributed as dist
-
     rank = dist.get_rank()
     step, end, made = together("stops")
     fn(num_steps, step, lambda number: number >= wishes[rank])
@@ -78,8 +73,6 @@ def until_enough(fn, num_steps, wishes):
 
 def together(what):
     """A step for all ranks, what to call after the last one, and the list of steps that are made."""
-    import torch.distributed as dist
-
     made, words = [], []
 
     def meet(number):
@@ -122,7 +115,6 @@ def uneven(attempt: Attempt) -> None:
 
 def with_batches(fn, dealt):
     """The batches that this rank uses, and those that it says are left out."""
-    import torch.distributed as dist
 
     def why(rank, num):
         many = len(dealt[rank])

@@ -5,6 +5,10 @@ import threading
 import warnings
 from datetime import timedelta
 
+import torch
+import torch.distributed as dist
+from torch.distributed import rpc
+
 from ddplab.exercises.engine import Attempt, Wrong, task
 
 NUM_PUSHES = 3  # of each worker
@@ -15,8 +19,6 @@ def working(trial):
     """Let rank 0 run ``trial(*args)``, while all ranks are workers."""
 
     def run(*args):
-        import torch.distributed.rpc as rpc
-
         warnings.filterwarnings("ignore")  # init_rpc warns of torch's own inner calls
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size)
@@ -79,9 +81,6 @@ def push_from_all(fn, world_size):
 
 
 def push_here(fn, world_size):
-    import torch
-    import torch.distributed.rpc as rpc
-
     rule = Rule()
     server = rpc.RRef(fn(torch.zeros(1), rule))
     asked = []
@@ -120,8 +119,6 @@ def ask(attempt: Attempt) -> None:
 
 def ask_twice(fn, names):
     """The answers, who was asked again, and whether the error of one comes to who has asked."""
-    import torch.distributed as dist
-
     here["store"] = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     return working(ask_here)(fn, names)
 
@@ -143,9 +140,6 @@ here = {}  # of this rank: its store
 
 def answer(names):
     """The worker's place among the names. It waits until all are asked, and then for the answers of those behind it."""
-    import torch.distributed as dist
-    import torch.distributed.rpc as rpc
-
     store, name, limit = here["store"], rpc.get_worker_info().name, timedelta(seconds=MEETING_S)
     place = names.index(name)
     if store.add(f"{name} is asked", 1) > 1:
@@ -165,8 +159,6 @@ def answer(names):
 
 def fail(name):
     """Raise, on the worker of that name."""
-    import torch.distributed.rpc as rpc
-
     if rpc.get_worker_info().name == name:
         raise ValueError("no data")
     return 0

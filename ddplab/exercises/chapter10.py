@@ -2,6 +2,9 @@
 
 import random
 
+import torch
+import torch.distributed as dist
+
 from ddplab.exercises.engine import Attempt, Wrong, task
 
 NETWORKS = [(50e-6, 1e-9), (8e-6, 3e-10), (400e-6, 5e-9)]  # alpha in seconds, beta in seconds per byte
@@ -24,9 +27,7 @@ def fit(attempt: Attempt) -> None:
         if not near(found_beta, beta, 0.15):
             raise Wrong(f"{where}, {said}: late rows pull the line away; take the median, or the least, of each size")
         if not near(found_alpha, alpha, 0.25):
-            raise Wrong(
-                f"{where}, {said}: a small error in the longest times is larger than alpha; fit relative errors"
-            )
+            raise Wrong(f"{where}, {said}: a small error in the longest times is more than alpha; fit relative errors")
 
 
 def near(value, wanted, share):
@@ -82,17 +83,12 @@ def bus(attempt: Attempt) -> None:
         why = [words for words, value in ways.items() if near(values[0], value, 0.04)]
         if not why and values[0] < wanted:
             is_cold = values[0] < wanted / 40 or near(values[0], wanted * 4.05 / 250, 0.5)
-            why = [
-                "the first calls are in it, which warm up" if is_cold else "a late repeat weighs as much as all others"
-            ]
+            why = ["the first calls are in it, which warm up" if is_cold else "a late repeat weighs as much as others"]
         raise Wrong(f"{where}, you find {values[0]:.3g} GB/s, and it is {wanted:.3g}: {(why or ['too fast'])[0]}")
 
 
 def measured(fn, num_bytes):
     """The bandwidth by a clock that goes on only in ``work``, and how often the clock was read."""
-    import torch
-    import torch.distributed as dist
-
     now_s, num_calls, looks = 0.0, 0, 0
     repeats = REPEATS_MS[dist.get_rank()]
 

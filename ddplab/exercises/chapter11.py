@@ -2,6 +2,9 @@
 
 import os
 
+import torch
+import torch.distributed as dist
+
 from ddplab.exercises.engine import Attempt, Wrong, stand_in, task
 
 # World size, GPUs of each machine, and the local rank of each rank: the last two jobs have two machines.
@@ -12,9 +15,8 @@ JOBS = [(1, 0, [0], False), (2, 1, [0, 0], False), (3, 2, [0, 1, 0], True)]
 def frame(attempt: Attempt) -> None:
     """``main(body, num_gpus)`` runs ``body(device)`` in a group, as torchrun says, and leaves it whatever happens."""
     for world_size, num_gpus, local_ranks, raises in JOBS:
-        told = attempt.results(
-            num_gpus, local_ranks, raises, world_size=world_size, backend=None, trial=as_torchrun_would
-        )
+        options = {"world_size": world_size, "backend": None, "trial": as_torchrun_would}
+        told = attempt.results(num_gpus, local_ranks, raises, **options)
         machines = 1 + local_ranks[1:].count(0)
         where = f"with {world_size} rank{'s' * (world_size > 1)} on {machines} machine{'s' * (machines > 1)}"
         where += f" of {num_gpus} GPU{'s' * (num_gpus != 1)}"
@@ -33,9 +35,7 @@ def frame(attempt: Attempt) -> None:
                 why = "" if wanted == "cpu" else f", and has local rank {local_ranks[rank]}"
                 raise Wrong(f"{where}, rank {rank} computes on {device}{why}: it should be {wanted}")
             if raises and result != "raised":
-                raise Wrong(
-                    f"{where}, the error of the body does not come out of main: the job ends as if all were well"
-                )
+                raise Wrong(f"{where}, the error of the body does not come out of main: it ends as if all were well")
             if not raises and result != 10 * rank:
                 raise Wrong(f"{where}, the body gives {10 * rank} on rank {rank}, and main gives {result}")
             if not is_left:
@@ -48,9 +48,6 @@ class BodyError(Exception):
 
 def as_torchrun_would(fn, num_gpus, local_ranks, raises):
     """What the body sees, what comes of ``main``, and whether the group is left. CUDA is pretended, only noted."""
-    import torch
-    import torch.distributed as dist
-
     rank = int(os.environ["RANK"])
     os.environ["LOCAL_RANK"] = str(local_ranks[rank])
     os.environ["LOCAL_WORLD_SIZE"] = str(max(num_gpus, 1))

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from ddplab.diagnosis import describe
 from ddplab.errors import DdplabError
 from ddplab.events import Started
@@ -144,9 +147,6 @@ def on_ranks(world_size: int) -> str:
 
 def gathered(number: int) -> list[int]:
     """Of each rank the number that it gives: for a step of a trial, which all ranks should make together."""
-    import torch
-    import torch.distributed as dist
-
     told = [torch.empty(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(told, torch.tensor([number]))
     return [int(one) for one in told]
@@ -154,8 +154,6 @@ def gathered(number: int) -> list[int]:
 
 def stand_in(fn: Callable[..., Any], name: str, new: Callable[..., Any]) -> None:
     """In this rank let ``dist.NAME`` be ``new``, also where the file of ``fn`` has imported it by its name."""
-    import torch.distributed as dist
-
     old = getattr(dist, name)
     for names in (vars(dist), getattr(fn, "__globals__", {})):
         names.update({found: new for found, value in names.items() if value is old})

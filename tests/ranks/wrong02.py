@@ -109,7 +109,7 @@ def cut_to_the_shortest(x):
     return torch.cat(padded_parts(x, min(lengths_of_all(x))))
 
 
-@wrong("02.2", "gives [-1, 0]: every rank is to have the numbers of all")
+@wrong("02.2", "gives [-1, 0]: every rank is to have those of all")
 def on_the_last_rank_only(x):
     found = [None] * dist.get_world_size() if not dist.get_rank() else None
     dist.gather_object(x, found)

@@ -117,7 +117,7 @@ def weighted_too_late(model, x, y):
         parameter.grad *= len(x) * dist.get_world_size() / num_samples
 
 
-@wrong("03.2", "with 5 and 2 samples on 2 ranks, rank 0 ends with 0.7 times the gradient of the mean over all samples")
+@wrong("03.2", "with 5 and 2 samples on 2 ranks, rank 0 ends with 0.7 times the mean gradient of all samples")
 def divided_by_the_longest(model, x, y):
     longest = torch.tensor(len(x))
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
@@ -154,7 +154,7 @@ def global_batch_on_each_rank(model, data, epochs, global_batch_size):
     trained(DDP(model), data, epochs, global_batch_size, DistributedSampler(data))
 
 
-@wrong("03.3", "with 2 ranks, the replicas have different weights at the end: not all batches went through a DDP model")
+@wrong("03.3", "with 2 ranks, replicas have different weights at the end: not all batches went through DDP")
 def without_ddp(model, data, epochs, global_batch_size):
     trained(model, data, epochs, global_batch_size // dist.get_world_size(), DistributedSampler(data))
 

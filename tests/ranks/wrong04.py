@@ -23,7 +23,7 @@ def accumulated(model, batches, skipped=0, parts=None):
             (F.mse_loss(model(x), y) / (parts or len(batches))).backward()
 
 
-@wrong("04.1", "rank 0 needs 3 all-reduces in step 1, of 252 bytes for 84: all but the last micro-batch can do without")
+@wrong("04.1", "rank 0 has 3 all-reduces in step 1, of 252 bytes for 84: all but the last micro-batch can do without")
 def synced_each_time(model, batches):
     accumulated(model, batches)
 
@@ -67,7 +67,7 @@ def every_rank_does_all(model, batches):
     accumulated(model, together, len(together))
 
 
-@wrong("04.1", "rank 0 does not send what the last backward() adds in step 1: it comes too late")
+@wrong("04.1", "rank 0 does not send what the last backward() adds in step 1: that is too late")
 def first_one_sends(model, batches):
     accumulated(model, batches[:1], parts=len(batches))
     accumulated(model, batches[1:], len(batches), parts=len(batches))
@@ -92,7 +92,7 @@ def half_of_the_sum(seen, bucket):
     return reduced(small).then(lambda done: done.value()[0].float())
 
 
-@wrong("04.2", "gets inf from gradients of 40,000: fp16 ends at 65,504, and the sum is beyond")
+@wrong("04.2", "gets inf from gradients of 40,000: fp16 ends at 65,504, the sum is beyond")
 def divided_after_the_sum(seen, bucket):
     small = bucket.buffer().half()
     seen.append(small.nbytes)
@@ -121,7 +121,7 @@ def gave_a_tensor(seen, bucket):
     return small.float()
 
 
-@wrong("04.2", "the hook's future holds a list, and DDP needs a tensor: .then() takes it out")
+@wrong("04.2", "the hook's future holds a list; DDP needs a tensor: .then() takes it out")
 def gave_what_all_reduce_gives(seen, bucket):
     small = (bucket.buffer() / dist.get_world_size()).half()
     seen.append(small.nbytes)

@@ -57,24 +57,24 @@ def shuffled(n, seed, world_size, rank):
     return (places + places)[rank:num:world_size]
 
 
-@wrong("05.3", "in the same order in two epochs: the epoch is not used")
+@wrong("05.3", "in one order in two epochs: the epoch is not used")
 def no_set_epoch(n, epoch):
     return list(DistributedSampler(range(n)))
 
 
-@wrong("05.3", "is met twice: the ranks shuffle unlike")
+@wrong("05.3", "is met twice: ranks shuffle unlike")
 def seed_by_rank(n, epoch):
     rank = dist.get_rank()
     return shuffled(n, 100 * epoch + rank, dist.get_world_size(), rank)
 
 
-@wrong("05.3", "has the same samples in all epochs: shuffle all, then take the share")
+@wrong("05.3", "has the same samples in all epochs: shuffle all, then share out")
 def only_within_the_share(n, epoch):
     mine = list(DistributedSampler(range(n), shuffle=False))
     return [mine[place] for place in shuffled(len(mine), epoch, 1, 0)]
 
 
-@wrong("05.3", "a second run that begins at epoch 2 has another order there")
+@wrong("05.3", "a run that begins at epoch 2 has another order there")
 def whatever_comes_next(n, epoch):
     return shuffled(n, torch.randint(1000, ()).item(), dist.get_world_size(), dist.get_rank())
 

@@ -127,7 +127,7 @@ def without_optimizer(*args):
     trained(*args, forgotten=["optimizer"])
 
 
-@wrong("06.3", "rank 0 was stopped in epoch 2 and begins with epoch 0 again: save after each, and read it")
+@wrong("06.3", "rank 0 was stopped in epoch 2 and begins with epoch 0 again: save after each, read it")
 def saved_at_the_end(*args):
     trained(*args, per_epoch=False)
 

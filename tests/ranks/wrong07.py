@@ -24,7 +24,7 @@ def skipped_alone(num_steps, load, step):
             continue
 
 
-@wrong("07.1", "makes a step without a new batch: one that is not well must stop all")
+@wrong("07.1", "makes a step without a new batch: who is not well must stop all")
 def one_who_is_well_decides(num_steps, load, step):
     for number in range(num_steps):
         try:

@@ -28,7 +28,7 @@ def means_of_each_size(rows):
     return tuple(plots.fit_alpha_beta(of_each_size(rows, statistics.mean)))
 
 
-@wrong("10.1", "a small error in the longest times is larger than alpha; fit relative errors")
+@wrong("10.1", "a small error in the longest times is more than alpha; fit relative errors")
 def unweighted(rows):
     beta, alpha = numpy.polyfit(*zip(*of_each_size(rows), strict=True), 1)
     return alpha, beta
@@ -98,7 +98,7 @@ def no_warm_up(work, num_bytes, clock):
     return bus_of(num_bytes, statistics.median(reduced(times_of(work, clock, warmup=0))))
 
 
-@wrong("10.2", "a late repeat weighs as much as all others")
+@wrong("10.2", "a late repeat weighs as much as others")
 def mean_of_the_repeats(work, num_bytes, clock):
     return bus_of(num_bytes, statistics.mean(reduced(times_of(work, clock))))
 

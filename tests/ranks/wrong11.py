@@ -61,7 +61,7 @@ def no_finally(body, num_gpus):
     return result
 
 
-@wrong("11.1", "the error of the body does not come out of main: the job ends as if all were well")
+@wrong("11.1", "the error of the body does not come out of main: it ends as if all were well")
 def swallowed(body, num_gpus):
     try:
         return framed(body, device_of(num_gpus, local_rank()))
