@@ -113,23 +113,14 @@ class _Trace:
         backwards = [(call.time_s, call.end_s or 0.0) for call in calls if call.name == "backward"]
         communication = [row for _, row in self.communication(calls)]
         ddp = [_times(event) for event, kind, _ in self._named if kind == "forward"]
-        times = {
-            "forward": _union([*ddp, *self._forwards(backwards)]),
-            "waiting": self._waits(backwards, communication),
-        }
-        found = [
-            Row(self.rank, *_times(e), kind, name) for e, kind, name in self._named if kind in ("data", "optimizer")
-        ]
-        found += [
-            Row(self.rank, *t, kind, "buckets" if kind == "waiting" else kind) for kind in times for t in times[kind]
-        ]
+        found = [Row(self.rank, *_times(e), k, name) for e, k, name in self._named if k in ("data", "optimizer")]
+        found += [Row(self.rank, *t, "forward", "forward") for t in _union([*ddp, *self._forwards(backwards)])]
+        found += [Row(self.rank, *t, "waiting", "buckets") for t in self._waits(backwards, communication)]
         return found + communication
 
     def communication(self, calls: Sequence[ev.Call]) -> list[tuple[dict[str, Any], Row]]:
         """Each operation of the backend as it is in the trace, and as a row: whose bucket, how many bytes."""
-        found = [
-            (event, name, _backward_of(event, calls)) for event, kind, name in self._named if kind == "communication"
-        ]
+        found = [(e, name, _backward_of(e, calls)) for e, kind, name in self._named if kind == "communication"]
         counts = Counter(number for _, name, number in found if name == "all_reduce")
         sizes = {number: self._sizes(number, counts[number]) for number in counts}
         seen: Counter[int] = Counter()
@@ -276,11 +267,8 @@ def _late_in(steps: Sequence[dict[int, float]]) -> list[Straggler]:
     for *_, (before_s, _), (last_s, rank) in complete:
         late[rank].append(last_s - before_s)
     found = [Straggler(rank, len(mine), len(complete), median(mine)) for rank, mine in late.items()]
-    return [
-        one
-        for one in found
-        if one.times >= MIN_LAST_SHARE * one.of and one.late_s >= max(MIN_LATE_S, MIN_LATE_SHARE * step_s)
-    ]
+    least_s = max(MIN_LATE_S, MIN_LATE_SHARE * step_s)
+    return [one for one in found if one.times >= MIN_LAST_SHARE * one.of and one.late_s >= least_s]
 
 
 # Files ------------------------------------------------------------------------------------------------
@@ -297,11 +285,8 @@ def chrome_events(events: Sequence[ev.Event], world_size: int) -> list[list[dict
     files = []
     for rank in range(world_size):
         mine = [call for call in made if call.rank == rank]
-        timed = [
-            _bar(rank, SPANS, "span", e.name, e.time_s, e.end_s)
-            for e in events
-            if isinstance(e, ev.Span) and e.rank == rank
-        ]
+        spans = [event for event in events if isinstance(event, ev.Span) and event.rank == rank]
+        timed = [_bar(rank, SPANS, "span", span.name, span.time_s, span.end_s) for span in spans]
         for call in mine:
             end_s = ends[rank] if call.end_s is None else call.end_s
             timed.append(_bar(rank, CALLS, "call", diagnosis.describe(call), call.time_s, end_s))

@@ -35,9 +35,7 @@ def differences(steps: Iterable[Sequence[Any]]) -> list[float]:
     for step, sets in enumerate(steps):
         rows = [numbers(one, f"the parameters at step {step}") for one in sets]
         if len({len(row) for row in rows}) != 1 or not len(rows[0]):
-            raise ValueError(
-                f"agreement: at step {step} there are {', '.join(str(len(row)) for row in rows)} parameters"
-            )
+            raise ValueError(f"agreement: at step {step} there are {', '.join(map(str, map(len, rows)))} parameters")
         low, high = rows[0].copy(), rows[0].copy()
         for row in rows[1:]:
             np.minimum(low, row, out=low)
@@ -96,10 +94,8 @@ def agreement(run: Run | Sequence[Any], reference: Any = None, ax: Axes | None =
         ax.legend(frameon=False, fontsize="small")
 
     rows = [{"step": step, **{label: line[step] for label, line in lines.items()}} for step in range(steps)]
-    told_of = [
-        label if any(line[:steps]) else f"{label} (none: equal to the last bit)" for label, line in lines.items()
-    ]
-    text = f"largest parameter difference over {steps} step{'s' * (steps != 1)}: {', '.join(told_of)}"
+    names = [label if any(line[:steps]) else f"{label} (none: equal to the last bit)" for label, line in lines.items()]
+    text = f"largest parameter difference over {steps} step{'s' * (steps != 1)}: {', '.join(names)}"
     return draw(ax, (7.0, 2.8), text, paint, rows)
 
 

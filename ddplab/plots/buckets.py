@@ -37,9 +37,7 @@ def buckets(what: Run | Buckets | Any, ax: Axes | None = None) -> Picture | None
     found = _of(what)
     if not found or not all(found):
         raise ValueError("buckets(...): there is no bucket with a parameter; return plots.buckets_of(ddp_model)")
-    rows = [
-        {"bucket": at, "parameter": name, "bytes": size} for at, bucket in enumerate(found) for name, size in bucket
-    ]
+    rows = [{"bucket": at, "parameter": name, "bytes": size} for at, one in enumerate(found) for name, size in one]
     num_rows = len(rows) + len(found) if len(rows) <= MOST_NAMED else len(found)
 
     def paint(ax: Axes) -> None:
@@ -77,9 +75,8 @@ def _paint_parameters(ax: Axes, found: Buckets, colours: list[Any]) -> None:
     row, ticks = 0, {}
     for at, (bucket, colour) in enumerate(zip(found, colours, strict=True)):
         size = in_bytes(sum(num_bytes for _, num_bytes in bucket))
-        ax.annotate(
-            f" bucket {at}{', ready first' * (at == 0)}: {size}", (0, row), va="center", weight="bold", fontsize=9
-        )
+        title = f" bucket {at}{', ready first' * (at == 0)}: {size}"
+        ax.annotate(title, (0, row), va="center", weight="bold", fontsize=9)
         for offset, (name, num_bytes) in enumerate(bucket, row + 1):
             ax.barh(offset, num_bytes, 0.75, color=colour)
             ax.annotate(f" {in_bytes(num_bytes)}", (num_bytes, offset), va="center", fontsize=8)

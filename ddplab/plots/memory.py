@@ -59,9 +59,7 @@ def memory(runs: Run | Sequence[Row] | Mapping[str, Run | Sequence[Row]], ax: Ax
     failed = [name for name, one in several.items() if isinstance(one, Run) and not one.returned]
     if len(failed) == len(several):
         raise NothingToDrawError("memory(...): no rank returned a value, for the run failed")
-    tables = {
-        name: {} if name in failed else memory_table(by_rank(one, "memory(...)")) for name, one in several.items()
-    }
+    tables = {key: {} if key in failed else memory_table(by_rank(one, "memory(...)")) for key, one in several.items()}
     parts = list(dict.fromkeys(part for rows in tables.values() for row in rows.values() for part in row))
     peaks = [part for part in parts if part.startswith("peak")]
     stacks = [group for group in ([part for part in parts if part not in peaks], *([peak] for peak in peaks)) if group]
@@ -111,9 +109,8 @@ def _name_parts(ax: Axes, parts: list[str]) -> None:
     """A legend in grey, as the colours are those of the ranks; in the order of the stack."""
     from matplotlib.patches import Patch
 
-    looks = zip(parts, itertools.cycle(LOOKS))
     patches = [
         Patch(facecolor=light("#444444", share), hatch=hatch, edgecolor="white", label=part)
-        for part, (share, hatch) in looks
+        for part, (share, hatch) in zip(parts, itertools.cycle(LOOKS))
     ]
     ax.legend(handles=patches[::-1], frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))

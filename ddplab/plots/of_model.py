@@ -100,7 +100,6 @@ def cut(parameters: Sequence[tuple[str, int]], bucket_bytes: Sequence[int], read
             bucket.append(left.pop())
         if sum(parameters[place][1] for place in bucket) != size:
             raise RuntimeError(f"buckets_of: no parameters in a row have the {size} bytes of a bucket of this model")
-        found.append(
-            [parameters[place] for place in sorted(bucket, key=lambda place: rank_of.get(place, len(parameters)))]
-        )
+        bucket.sort(key=lambda place: rank_of.get(place, len(parameters)))
+        found.append([parameters[place] for place in bucket])
     return found

@@ -123,15 +123,9 @@ def scaling(times: Mapping[int, Any], *, weak: bool = False, ax: Axes | None = N
     sizes, base = [scale.world_size for scale in found], found[0]
 
     def paint(axes: list[Axes]) -> None:
-        times_s = [(one.median_s, one.min_s, one.max_s) for one in found]
-        speed_ups = [
-            tuple(one.speed_up * one.median_s / time_s for time_s in of_size)
-            for one, of_size in zip(found, times_s, strict=True)
-        ]
-        efficiencies = [
-            tuple(100 * value / one.world_size for value in values)
-            for one, values in zip(found, speed_ups, strict=True)
-        ]
+        times_s = [one[1:4] for one in found]  # the median, the least and the most
+        speed_ups = [tuple(one.speed_up * one.median_s / time_s for time_s in one[1:4]) for one in found]
+        efficiencies = [tuple(100 * s / size for s in ups) for size, ups in zip(sizes, speed_ups, strict=True)]
         slower = [one for one in found if one.median_s > base.median_s and not weak]
         _paint(axes[0], sizes, times_s, lambda n: base.median_s * (1 if weak else base.world_size / n), clock)
         _paint(axes[1], sizes, speed_ups, lambda n: n, "speed-up")

@@ -32,9 +32,7 @@ def shares(
     from torch.utils.data import DistributedSampler
 
     data: Any = range(num_samples)
-    ranks: list[Any] = [
-        DistributedSampler(data, world_size, rank, shuffle=shuffle, **options) for rank in range(world_size)
-    ]
+    ranks: list[Any] = [DistributedSampler(data, world_size, r, shuffle=shuffle, **options) for r in range(world_size)]
     return _told_by(ranks, epochs, set_epoch)
 
 

@@ -159,10 +159,8 @@ def _lane(ax: Axes, rank: int, rows: Sequence[Row], drawn: Window, is_high: bool
             some = [row for at, row in enumerate(mine) if num_levels == 1 or levels[at] == level]
             bottom = rank + offset + level * height / num_levels
             bars = [(row.begin_s, row.end_s - row.begin_s) for row in some]
-            edge = "#444444" if hatch else "white"
-            ax.broken_barh(
-                bars, (bottom, height / num_levels), facecolor=colour, hatch=hatch, edgecolor=edge, linewidth=0.3
-            )
+            look: dict[str, Any] = {"facecolor": colour, "hatch": hatch, "edgecolor": "#444444" if hatch else "white"}
+            ax.broken_barh(bars, (bottom, height / num_levels), linewidth=0.3, **look)
             if kind in ("span", "communication") and is_high:
                 for row in some:
                     _label(ax, row, bottom + height / num_levels / 2, drawn)

@@ -71,10 +71,8 @@ def waiting(run: Run, ax: Axes | None = None) -> Picture | None:
                 begin, end = lane.stuck
                 ax.broken_barh([(begin, end - begin)], row, facecolor="white", edgecolor=colour, hatch="////")
             ax.annotate(f" {lane.label}", (lane.end_s, lane.rank), va="center", fontsize="small", annotation_clip=False)
-        ax.set(
-            xlabel="seconds since the first rank began", yticks=range(run.world_size), ylim=(run.world_size - 0.5, -0.5)
-        )
-        ax.set_yticklabels([f"rank {rank}" for rank in range(run.world_size)])
+        ax.set(xlabel="seconds since the first rank began", ylim=(run.world_size - 0.5, -0.5))
+        ax.set_yticks(range(run.world_size), [f"rank {rank}" for rank in range(run.world_size)])
         ax.spines[["top", "right"]].set_visible(False)
 
     size = (7.0, 0.8 + 0.35 * min(run.world_size, 24))
