@@ -10,12 +10,14 @@ from typing import Any
 import nbformat
 import pytest
 from lesson import definitions
+from wrong import WRONG
 
 from ddplab import check, exercises
 
 HERE = Path(__file__).resolve().parents[2] / "notebooks" / "exercises"
 NOTEBOOKS = sorted(HERE.glob("*.ipynb"))
-WRONG = [one for notebook in NOTEBOOKS for one in importlib.import_module(f"wrong{notebook.stem[:2]}").WRONG]
+for one in NOTEBOOKS:  # each puts its wrong solutions into WRONG
+    importlib.import_module(f"wrong{one.stem[:2]}")
 EVERY_NOTEBOOK = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 
 

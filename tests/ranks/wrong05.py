@@ -5,13 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler, IterableDataset, get_worker_info
-
-WRONG = []
-
-
-def wrong(number, words):
-    """Keep a wrong solution."""
-    return lambda fn: WRONG.append((number, words, fn)) or fn
+from wrong import wrong
 
 
 @wrong("05.1", "with 10 samples on 2 ranks, all ranks get the same 10 samples")
