@@ -112,7 +112,7 @@ def test_what_cuts_every_tensor_halves_everything(lesson: Lesson, name: str) -> 
 def test_a_row_judges_by_the_last_weights_and_by_each_step(lesson: Lesson) -> None:
     """Of two ranks, of which the second is off by 0.25 in the last of two steps; a rank that tells nothing is left out."""
     found = lesson.define("def row")
-    found["row"].__globals__.update(one=np.zeros((2, 1)), ddp=np.full((2, 1), 0.5))
+    found["row"].__globals__.update(one=np.zeros((2, 1)), ddp=np.full((2, 1), 0.5), MACHINE="2 cores")
     times_s = [(11.0, 12.0), (12.0, 12.002)]
     ranks = [{"weights": [[0.0], [0.5]], "times_s": times_s}, None, {"weights": [[0.0], [0.75]], "times_s": times_s}]
     row = found["row"]("torch", ranks, 10.0)
