@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,8 +9,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 __all__ = ["COLLECTIVES", "exchange", "ring_all_reduce"]
-
-Sides = tuple[Tensor, Tensor]  # what a rank held before the call, and after it
 
 
 def exchange(name: str, op: str, src: int, dst: int) -> dict[str, Any]:
@@ -23,10 +20,10 @@ def exchange(name: str, op: str, src: int, dst: int) -> dict[str, Any]:
     not what it should do.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    call, num_elements, play = COLLECTIVES[name]
+    call, num_elements = COLLECTIVES[name]
     values = _numbers(num_elements or world_size)
-    before, after = play(values.float() if op == "AVG" else values, op, src, dst)
-    bits_before, bits_after = play(torch.full_like(values, _bit(rank)), "BOR", src, dst)
+    before, after = _play(name, values.float() if op == "AVG" else values, op, src, dst)
+    bits_before, bits_after = _play(name, torch.full_like(values, _bit(rank)), "BOR", src, dst)
     return {
         "before": before.tolist(),
         "after": after.tolist(),
@@ -80,76 +77,50 @@ def _owners(bits: Tensor) -> list[list[int]]:
     return [[rank for rank in range(64) if mask >> rank & 1] for mask in bits.tolist()]
 
 
-def _broadcast(x: Tensor, op: str, src: int, dst: int) -> Sides:
-    if dist.get_rank() != src:
-        x.zero_()
-    before = x.clone()
-    dist.broadcast(x, src=src)
+def _play(name: str, x: Tensor, op: str, src: int, dst: int) -> tuple[Tensor, Tensor]:
+    """Call the collective on ``x``; give what this rank held before, and what it holds after."""
+    rank, before, how = dist.get_rank(), x.clone(), {"op": getattr(dist.ReduceOp, op)}
+    mine, parts = x.new_zeros(1), [torch.zeros_like(x) for _ in range(dist.get_world_size())]
+    match name:
+        case "broadcast":
+            before *= rank == src
+            dist.broadcast(x.copy_(before), src=src)
+        case "scatter":
+            dist.scatter(mine, list(x.split(1)) if rank == src else None, src=src)
+            return x if rank == src else x[:0], mine
+        case "gather":
+            dist.gather(x, parts if rank == dst else None, dst=dst)
+            return x, torch.cat(parts) if rank == dst else x[:0]
+        case "all_gather":
+            dist.all_gather(parts, x)
+            return x, torch.cat(parts)
+        case "reduce":
+            dist.reduce(x, dst=dst, **how)
+        case "all_reduce":
+            dist.all_reduce(x, **how)
+        case "reduce_scatter":
+            dist.reduce_scatter(mine, list(x.split(1)), **how)
+            return x, mine
+        case "all_to_all":
+            parts = [torch.zeros_like(mine) for _ in parts]
+            dist.all_to_all(parts, list(x.split(1)))
+            return x, torch.cat(parts)
+        case "send" if rank == src:
+            dist.send(x, dst=dst)
+        case "send" if rank == dst:
+            dist.recv(x, src=src)
     return before, x
 
 
-def _scatter(x: Tensor, op: str, src: int, dst: int) -> Sides:
-    mine, has_list = x.new_zeros(1), dist.get_rank() == src
-    dist.scatter(mine, list(x.split(1)) if has_list else None, src=src)
-    return x if has_list else x[:0], mine
-
-
-def _gather(x: Tensor, op: str, src: int, dst: int) -> Sides:
-    parts = _room(x) if dist.get_rank() == dst else None
-    dist.gather(x, parts, dst=dst)
-    return x, torch.cat(parts) if parts else x[:0]
-
-
-def _all_gather(x: Tensor, op: str, src: int, dst: int) -> Sides:
-    dist.all_gather(parts := _room(x), x)
-    return x, torch.cat(parts)
-
-
-def _reduce(x: Tensor, op: str, src: int, dst: int) -> Sides:
-    before = x.clone()
-    dist.reduce(x, dst=dst, op=getattr(dist.ReduceOp, op))
-    return before, x
-
-
-def _all_reduce(x: Tensor, op: str, src: int, dst: int) -> Sides:
-    before = x.clone()
-    dist.all_reduce(x, op=getattr(dist.ReduceOp, op))
-    return before, x
-
-
-def _reduce_scatter(x: Tensor, op: str, src: int, dst: int) -> Sides:
-    mine = x.new_zeros(1)
-    dist.reduce_scatter(mine, list(x.split(1)), op=getattr(dist.ReduceOp, op))
-    return x, mine
-
-
-def _all_to_all(x: Tensor, op: str, src: int, dst: int) -> Sides:
-    dist.all_to_all(parts := _room(x[:1]), list(x.split(1)))
-    return x, torch.cat(parts)
-
-
-def _send(x: Tensor, op: str, src: int, dst: int) -> Sides:
-    before = x.clone()
-    if dist.get_rank() == src:
-        dist.send(x, dst=dst)
-    elif dist.get_rank() == dst:
-        dist.recv(x, src=src)
-    return before, x
-
-
-def _room(x: Tensor) -> list[Tensor]:
-    return [torch.zeros_like(x) for _ in range(dist.get_world_size())]
-
-
-# Name: the call in words, the elements of a rank's tensor (0: one for each rank), and how a rank plays it.
-COLLECTIVES: dict[str, tuple[str, int, Callable[[Tensor, str, int, int], Sides]]] = {
-    "broadcast": ("broadcast(x, src={src})", 3, _broadcast),
-    "scatter": ("scatter(y, list_of_x, src={src})", 0, _scatter),
-    "gather": ("gather(x, list_of_y, dst={dst})", 1, _gather),
-    "all_gather": ("all_gather(list_of_y, x)", 1, _all_gather),
-    "reduce": ("reduce(x, dst={dst}, op={op})", 3, _reduce),
-    "all_reduce": ("all_reduce(x, op={op})", 3, _all_reduce),
-    "reduce_scatter": ("reduce_scatter(y, list_of_x, op={op})", 0, _reduce_scatter),
-    "all_to_all": ("all_to_all(list_of_y, list_of_x)", 0, _all_to_all),
-    "send": ("send(x, dst={dst}) on rank {src}, recv(x, src={src}) on rank {dst}", 3, _send),
+# Name: the call in words, and the elements of a rank's tensor (0: one for each rank).
+COLLECTIVES = {
+    "broadcast": ("broadcast(x, src={src})", 3),
+    "scatter": ("scatter(y, list_of_x, src={src})", 0),
+    "gather": ("gather(x, list_of_y, dst={dst})", 1),
+    "all_gather": ("all_gather(list_of_y, x)", 1),
+    "reduce": ("reduce(x, dst={dst}, op={op})", 3),
+    "all_reduce": ("all_reduce(x, op={op})", 3),
+    "reduce_scatter": ("reduce_scatter(y, list_of_x, op={op})", 0),
+    "all_to_all": ("all_to_all(list_of_y, list_of_x)", 0),
+    "send": ("send(x, dst={dst}) on rank {src}, recv(x, src={src}) on rank {dst}", 3),
 }
