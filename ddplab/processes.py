@@ -376,30 +376,22 @@ def redirect(pipes: Mapping[str, Connection]) -> None:
         pipe.close()
 
 
-def pump(tell: Callable[[str, bytes], None], keep: bool = False) -> Callable[[], None]:
+def pump(tell: Callable[[str, bytes], None]) -> Callable[[], None]:
     """Tell what this process writes, where pipes to the launcher are not to be had.
 
-    Gives a function that waits until all has been told; after it nothing more can be written, or, to ``keep`` the
-    streams for who comes after, it is written where it was before.
+    Gives a function that waits until all has been told; after it nothing more can be written.
     """
     threads = []
-    before = {name: (os.dup(number), getattr(sys, name)) for name, number in STREAMS.items()} if keep else {}
     for name in STREAMS:
         reading, writing = os.pipe()
-        _reopen(name, writing, tell)
+        _reopen(name, writing)
         os.close(writing)
         threads.append(threading.Thread(target=_pump, args=(name, reading, tell), daemon=True))
         threads[-1].start()
 
     def finish() -> None:
-        for name, number in STREAMS.items():
-            if name in before:
-                descriptor, stream = before[name]
-                os.dup2(descriptor, number)
-                os.close(descriptor)
-                setattr(sys, name, stream)
-            else:
-                os.close(number)
+        for number in STREAMS.values():
+            os.close(number)
         for thread in threads:
             thread.join(1.0)  # a child of this rank may hold the other end for ever
 
@@ -411,31 +403,11 @@ def _pump(name: str, reading: int, tell: Callable[[str, bytes], None]) -> None:
         tell(name, data)
 
 
-class _Teller(io.RawIOBase):
-    """Tells what Python prints at once, in place of writing it to descriptor ``number``."""
-
-    def __init__(self, name: str, number: int, tell: Callable[[str, bytes], None]) -> None:
-        self._name, self._number, self._tell = name, number, tell
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._number
-
-    def write(self, data: Any) -> int:
-        self._tell(self._name, bytes(data))
-        return len(data)
-
-
-def _reopen(name: str, target: int, tell: Callable[[str, bytes], None] | None = None) -> None:
-    """Let stream ``name`` write to ``target``, unbuffered: what was printed before a crash is out.
-
-    With ``tell``, what goes through Python goes there directly.
-    """
+def _reopen(name: str, target: int) -> None:
+    """Let stream ``name`` write to ``target``, unbuffered: what was printed before a crash is out."""
     number = STREAMS[name]
     os.dup2(target, number)
-    raw: Any = _Teller(name, number, tell) if tell else open(number, "wb", buffering=0, closefd=False)
+    raw = open(number, "wb", buffering=0, closefd=False)
     stream = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
     setattr(sys, name, stream)
     setattr(sys, f"__{name}__", stream)

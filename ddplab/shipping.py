@@ -9,13 +9,14 @@ by name where the notebook has the original: an instance that returns is of the 
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 import marshal
 import os
 import pickle
 import sys
 from multiprocessing.reduction import ForkingPickler
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -78,6 +79,8 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
             raise TypeError("a CUDA tensor belongs to the process that made it")
         if isinstance(obj, _FILES) and obj not in (sys.stdin, sys.stdout, sys.stderr):
             raise TypeError("an open file belongs to the process that opened it")
+        if isinstance(obj, ModuleType) and sys.modules.get(obj.__name__) is obj:  # also one with a class of its own
+            return importlib.import_module, (obj.__name__,)
         if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         if isinstance(obj, functools.cached_property):  # which holds a lock before Python 3.12

@@ -13,7 +13,6 @@ import os
 import platform
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +20,7 @@ from typing import Any, Protocol
 
 import ddplab
 from ddplab import processes, telling, worker
+from ddplab.engines.streams import MAX_WORDS, Words, borrow
 from ddplab.errors import LaunchError
 from ddplab.events import Written, encode
 from ddplab.run import Spec
@@ -32,7 +32,6 @@ END_LIMIT_S = 30.0  # for an engine to clear away
 QUEUE_LIMIT_S = 1.0  # the same, when the cell was interrupted, or not all workers came: it goes on by itself
 GREETING_LIMIT_S = 2.0
 TOKEN_BYTES = 32
-MAX_WORDS = 4000  # characters of what the engine itself printed last
 HEAD = TOKEN_BYTES + 4 + 1 + 1  # token, rank, channel, length of the version
 
 
@@ -118,10 +117,10 @@ class Hosted:
         return None
 
     def _refusal(self, error: BaseException, words: str) -> str:
-        text = f"{self._host.name} could not run the ranks: {type(error).__name__}: {error}"
+        text = f"{self._host.name} could not run the ranks: {type(error).__name__}: {str(error)[:MAX_WORDS]}"
         if "No module named 'ddplab'" in text + words:
             text = f"the workers of {self._host.name} cannot import ddplab: install it on each node"
-        return f"{text[:MAX_WORDS]}\n{words}".rstrip()
+        return f"{text}\n{words}".rstrip()
 
 
 class GuestProcess:
@@ -171,43 +170,6 @@ class _Attempt(threading.Thread):
             self.error = error
 
 
-class Words:
-    """While entered, keeps the end of what an engine itself prints, from threads that it has started."""
-
-    def __init__(self, engine: str) -> None:
-        others = {thread for thread in threading.enumerate() if not thread.name.startswith(f"{engine}_")}
-        self.passing = others - {threading.current_thread()}
-        self.kept = ""
-
-    def __enter__(self) -> Words:
-        self._before = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = self._put = (_Stream(self, sys.stdout), _Stream(self, sys.stderr))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name, put, before in zip(("stdout", "stderr"), self._put, self._before, strict=True):
-            if getattr(sys, name) is put:
-                setattr(sys, name, before)
-
-
-class _Stream:
-    """A standard stream for those who may pass; from others it keeps the words."""
-
-    def __init__(self, words: Words, stream: Any) -> None:
-        self._words = words
-        self._stream = stream
-
-    def write(self, text: str) -> Any:
-        """Write through, or keep."""
-        if threading.current_thread() in self._words.passing:
-            return self._stream.write(text)
-        self._words.kept = (self._words.kept + text)[-MAX_WORDS:]
-        return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
 # In the rank ------------------------------------------------------------------------------------------
 
 
@@ -220,10 +182,11 @@ def visit(address: tuple[str, int], token: bytes) -> None:
         raise ConnectionError(f"no launcher answers at {address[0]}:{address[1]}; it has given up: {error}") from None
     processes.end_with(alive, os.getpid())
     import torch.distributed  # noqa: F401 - before this rank counts as started, and its time runs
+
     order = worker.receive(link)
     told = telling.Told(rank, link, time.monotonic() + order.launched_s)
-    finish = processes.pump(lambda name, data: told.tell(Written, name, data), keep=True)
-    worker.work(rank, order, link, told, lambda exitcode: finish())
+    give_back = borrow(lambda name, data: told.tell(Written, name, data))
+    worker.work(rank, order, link, told, lambda exitcode: give_back())
     telling.current = None  # from here on the connections may close
     alive.close()
     link.shutdown(socket.SHUT_RDWR)

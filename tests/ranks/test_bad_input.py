@@ -129,7 +129,9 @@ def test_the_environment_may_not_name_a_bad_start_method(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_start")
-@pytest.mark.parametrize("thing", [None, 3, "train", [nothing], {"fn": nothing}], ids=str)
+@pytest.mark.parametrize(
+    "thing", [None, 3, "train", [nothing], {"fn": nothing}], ids=["None", "3", "text", "list", "dict"]
+)
 def test_what_cannot_be_called_is_refused(thing):
     """The first argument must be a function, and the message shows what it was."""
     refuse(TypeError, ["a function", type(thing).__name__], thing)

@@ -81,6 +81,19 @@ def test_a_global_has_its_value_at_launch(cells: Any) -> None:
     assert cells.run("launch(f, world_size=1).results") == [3]
 
 
+def test_a_function_may_name_a_part_of_torch_that_is_no_plain_module(cells: Any) -> None:
+    """Was a bug: torch.ops, found by the attribute's name alone, was to be pickled."""
+    cells.run(
+        """
+        def uses_ops():
+            return str(torch.ops.aten.add), str(torch.classes)
+        """
+    )
+    assert cells.run("launch(uses_ops, world_size=1, view='quiet').results") == [
+        (str(torch.ops.aten.add), str(torch.classes))
+    ]
+
+
 def test_functions_of_a_cell_share_their_globals_in_the_rank(cells: Any) -> None:
     """What one function of a cell assigns to a global, another one sees."""
     cells.run("N = 0\ndef add():\n    global N\n    N += 1\ndef f():\n    add()\n    add()\n    return N")
