@@ -80,8 +80,9 @@ lint: $(STAMP) ## ruff and mypy
 unit: $(STAMP) ## tests that start no process, and the examples of the docstrings
 	@$(PYTEST) --doctest-modules ddplab tests/unit --ignore=ddplab/launcher.py --ignore=ddplab/__main__.py
 
-ranks: $(STAMP) ## tests with real ranks
-	@$(PYTEST) --doctest-modules ddplab/launcher.py $(wildcard tests/ranks)
+ranks: $(STAMP) ## tests with real ranks; those that look at nothing else, two at a time
+	@$(PYTEST) -n 2 tests/ranks/lessons
+	@$(PYTEST) --doctest-modules ddplab/launcher.py tests/ranks --ignore=tests/ranks/lessons
 
 kernel: $(STAMP) ## tests with real Jupyter kernels
 	@$(if $(wildcard tests/kernel/test_*.py),$(PYTEST) tests/kernel,echo 'no tests/kernel')

@@ -14,11 +14,11 @@ import pytest
 
 from ddplab import launch
 
-RANKS = Path(__file__).resolve().parents[1] / "ranks"
-sys.path.insert(0, str(RANKS))
+LESSONS = Path(__file__).resolve().parents[1] / "ranks" / "lessons"
+sys.path.insert(0, str(LESSONS))
 from lesson import Lesson  # noqa: E402
 
-spec = importlib.util.spec_from_file_location("conftest_of_ranks", RANKS / "conftest.py")
+spec = importlib.util.spec_from_file_location("conftest_of_ranks", LESSONS.parent / "conftest.py")
 assert spec is not None and spec.loader is not None
 spec.loader.exec_module(of_ranks := importlib.util.module_from_spec(spec))
 cells = of_ranks.cells

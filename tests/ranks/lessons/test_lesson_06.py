@@ -14,7 +14,7 @@ import torch
 
 from ddplab import Run, launch
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "06_training_for_real.ipynb"
+NOTEBOOK = Path(__file__).resolve().parents[3] / "notebooks" / "06_training_for_real.ipynb"
 FUNCTIONS = "def images", "class LeNet", "def build", "def train_epoch", "@torch.no_grad", "def reduced", "def state_of"
 
 

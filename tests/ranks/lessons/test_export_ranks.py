@@ -115,7 +115,7 @@ CELLS = [
 
 def test_from_a_real_notebook(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The text of the cells that ran last; a line for the shell has no place in a script."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
     NotebookClient(notebook, kernel_name="python3", allow_errors=True, timeout=120).execute(cwd=str(folder))

@@ -19,7 +19,7 @@ from torch.distributed.constants import default_pg_nccl_timeout, default_pg_time
 from ddplab import Run, launch
 from ddplab.rendezvous import open_store
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "01_process_groups.ipynb"
+NOTEBOOK = Path(__file__).resolve().parents[3] / "notebooks" / "01_process_groups.ipynb"
 KEYS = [f"default_pg/0//cpu//0/{rank}" for rank in range(2)]
 MAX_TRIES = 8
 TELL = """

@@ -11,7 +11,7 @@ from typing import Any
 
 import nbformat
 
-NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+NOTEBOOKS = Path(__file__).resolve().parents[3] / "notebooks"
 _ASSIGNS = ast.Assign | ast.AugAssign
 # Put behind a script: prints the names of the threads that its process still has, and ends it at once.
 THREADS = """

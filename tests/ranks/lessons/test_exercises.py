@@ -14,7 +14,7 @@ from wrong import WRONG
 
 from ddplab import check, exercises
 
-HERE = Path(__file__).resolve().parents[2] / "notebooks" / "exercises"
+HERE = Path(__file__).resolve().parents[3] / "notebooks" / "exercises"
 NOTEBOOKS = sorted(HERE.glob("*.ipynb"))
 for one in NOTEBOOKS:  # each puts its wrong solutions into WRONG
     importlib.import_module(f"wrong{one.stem[:2]}")
