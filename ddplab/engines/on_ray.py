@@ -12,6 +12,7 @@ from typing import Any
 
 __all__ = ["Ray", "answers"]
 
+LOOPBACK = "127.0.0.1"  # a cluster of this machine alone is for nobody else
 ANSWER_S = 3.0
 PLAIN_PRINT = {"RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}  # or Ray Train would send what is printed to stderr
 
@@ -70,7 +71,8 @@ def _connect(ray: Any, world_size: int) -> None:
     common: Any = {"configure_logging": False, "log_to_driver": False}
     if address in ("", "local"):
         logging.getLogger("ray").setLevel(logging.ERROR)  # it would tell of the secret that it keeps in ~/.ray
-        ray.init("local", num_cpus=max(world_size, os.cpu_count() or 1), include_dashboard=False, **common)
+        num_cpus = max(world_size, os.cpu_count() or 1)
+        ray.init("local", num_cpus=num_cpus, include_dashboard=False, _node_ip_address=LOOPBACK, **common)
     else:
         ray.init(address, **common)
 
