@@ -10,12 +10,12 @@ import multiprocessing.util
 import os
 import random
 import selectors
+import socket
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from socket import socket
 from typing import Any
 
 from ddplab import places, processes, profiling, rendezvous, shipping, telling, tracing
@@ -56,7 +56,7 @@ class Order:
         return dataclasses.replace(self, hosted=True, environ={}, launched_s=self.launched_s - now_s)
 
 
-def main(_index: int, rank: int, link: socket, alive: socket, pipes: dict[str, Connection]) -> None:
+def main(_index: int, rank: int, link: socket.socket, alive: socket.socket, pipes: dict[str, Connection]) -> None:
     """Be rank ``rank`` from the first line to the last."""
     processes.lead_group(rank, alive)
     processes.redirect(pipes)
@@ -66,7 +66,7 @@ def main(_index: int, rank: int, link: socket, alive: socket, pipes: dict[str, C
     work(rank, order, link, told, lambda exitcode: leave(exitcode, finish))
 
 
-def work(rank: int, order: Order, link: socket, told: telling.Told, end: Callable[[int], None]) -> None:
+def work(rank: int, order: Order, link: socket.socket, told: telling.Told, end: Callable[[int], None]) -> None:
     """Run the function, tell how it went, and ``end`` with an exit code, before anything of the function is freed:
     that may take long, as with the workers of a DataLoader, or go wrong.
     """
@@ -108,7 +108,7 @@ def work(rank: int, order: Order, link: socket, told: telling.Told, end: Callabl
     return end(0)
 
 
-def receive(link: socket) -> Order:
+def receive(link: socket.socket) -> Order:
     """The order, which is the first message of the launcher."""
     decoder = Decoder()
     while chunk := link.recv(1 << 20):
@@ -119,7 +119,7 @@ def receive(link: socket) -> Order:
     raise AssertionError("unreachable")
 
 
-def listen(link: socket, told: telling.Told) -> None:
+def listen(link: socket.socket, told: telling.Told) -> None:
     """Answer the launcher, which asks only where the function is; tell it of calls that last; end with it."""
     selector, state = getattr(selectors, "PollSelector", selectors.SelectSelector)(), ""
     selector.register(link, selectors.EVENT_READ)
@@ -193,9 +193,9 @@ def join_group(rank: int, order: Order) -> None:
     import torch
     import torch.distributed as dist
 
-    if order.backend is None:
-        return leave_group()  # of a host
     if dist.is_initialized():
+        return move_out() if order.backend is None else None
+    if order.backend is None:
         return None
     store = None
     if not order.hosted:
@@ -204,6 +204,17 @@ def join_group(rank: int, order: Order) -> None:
     device_id = torch.device("cuda", torch.cuda.current_device()) if order.backend == "nccl" else None
     os.environ.setdefault("TORCH_DIST_INIT_BARRIER", "1")  # no rank may fail while another still connects to it
     dist.init_process_group(order.backend, store=store, rank=rank, world_size=order.world_size, device_id=device_id)
+
+
+def move_out() -> None:
+    """Leave the host's group, for the function to make its own: at another port, or ranks meet in the old store."""
+    import torch.distributed as dist
+
+    with socket.create_server(("", 0)) as free:
+        port = [free.getsockname()[1]]
+        dist.broadcast_object_list(port)
+    os.environ["MASTER_PORT"] = str(port[0])
+    dist.destroy_process_group()
 
 
 def leave_group() -> None:
