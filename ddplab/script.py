@@ -18,9 +18,11 @@ import linecache
 import math
 import os
 import random
+import re
 import symtable
 import sys
-import textwrap
+import types
+import typing
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
@@ -36,6 +38,7 @@ MAX_LITERAL = 1000  # characters
 _DATA = "ddplab.data"  # the one part of ddplab that is written out: it uses no other
 _OF_IPYTHON = ("get_ipython", "display")  # which it makes builtins
 _DEF = ast.FunctionDef | ast.AsyncFunctionDef
+_COMPREHENSIONS = ("listcomp", "setcomp", "dictcomp", "genexpr")  # which Python runs where they stand
 _NOTHING = object()
 _WHY = {"torch.distributed.nn": "  # before init_process_group: DDP imports it, and it would hold the group for ever"}
 
@@ -82,11 +85,12 @@ class _Found(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A piece of the script: where it belongs, and the names that must stand above it."""
+    """A piece of the script: where it belongs, and the names that it uses when it is defined, and later."""
 
     order: tuple[int, int]
     code: str
-    above: set[str]
+    at_once: set[str]
+    later: set[str]
 
 
 class _Import(NamedTuple):
@@ -128,16 +132,16 @@ class Script:
     def bind(self, name: str, value: Any, user: str, names: Mapping[str, Any] | None = None) -> None:
         """Let ``name``, which ``user`` takes from ``names``, stand for ``value`` in the script."""
         if self.known.get(name, value) is not value:
-            raise ShippingError(f"{name!r} is two things in what the script needs. Rename the one that {user} uses.")
+            raise ShippingError(f"{name!r} is two things: one for {user}, another for the rest of it. Rename yours.")
         if name in self.known or getattr(builtins, name, _NOTHING) is value:
             return
         self.known[name] = value
         home, own = _home(value), next((key for key, thing in _OWN.items() if thing is value), "")
         if own and own != name:
             self.bind(own, value, user)
-            self._alias(name, own)
+            self._add(name, 1, f"{name} = {own}", self.known, name)
         elif own:
-            self._add(own, 1, _STAND_INS[own], self.take(_STAND_INS[own], runtime(), own))
+            self._add(own, 1, _STAND_INS[own], runtime(), own)
         elif home.partition(".")[0] == "ddplab" and (home != _DATA or isinstance(value, ModuleType)):
             raise ShippingError(
                 f"{name!r}, which {user} uses, is ddplab's, and the script runs without it. Leave it out. Only log, "
@@ -150,13 +154,20 @@ class Script:
             self._write(name, self._assignment(name), names)
         elif is_code(value) and home in ("__main__", _DATA):
             self._define(name, value, user)
+        elif is_code(value) or isinstance(value, ModuleType):
+            raise refused(f"{name!r}, which {user} uses,", value, "It cannot be imported.")
         else:
             code = f"{name} = {self.literal(value, f'{name!r}, which {user} uses,')}"
-            self._add(name, 0, code, _uses(code)[0])
+            self._add(name, 0, code, self.known, name)
 
-    def take(self, code: str, names: Mapping[str, Any], user: str) -> set[str]:
-        """Bind what a piece of code takes from outside; gives those names that it needs when it is defined."""
-        at_once, later = _uses(code)
+    def take(self, code: str, names: Mapping[str, Any], user: str) -> tuple[set[str], set[str]]:
+        """Bind what a piece of code takes from outside: when it is defined, and later, in bodies of functions."""
+        try:
+            at_once, later = _uses(code)
+        except SyntaxError as error:  # such as a `nonlocal` of what was around it
+            raise ShippingError(
+                f"{user} cannot stand in a script by itself: {error.msg}. Write it otherwise."
+            ) from None
         for name in sorted(at_once | later):
             if name in _OF_IPYTHON:
                 raise ShippingError(f"{user} uses {name}, or a line with % or !, which only IPython has. Leave it out.")
@@ -164,7 +175,7 @@ class Script:
                 self.bind(name, names[name], user, names)
             elif not hasattr(builtins, name) and not name.startswith("__"):
                 raise ShippingError(f"{name!r}, which {user} uses, is not defined. Run its cell first.")
-        return at_once
+        return at_once, later
 
     def literal(self, value: Any, what: str) -> str:
         """``value`` as one would type it. Raises ``ShippingError``, which calls it ``what``."""
@@ -193,14 +204,18 @@ class Script:
         if isinstance(value, ModuleType) or (is_code(value) and "<" not in value.__qualname__):
             self.bind(value.__name__, value, what)
             return str(value.__name__)
+        if origin := typing.get_origin(value):
+            parts = ["None" if part is type(None) else self.literal(part, what) for part in typing.get_args(value)]
+            is_union = origin in (typing.Union, types.UnionType)
+            return " | ".join(parts) if is_union else f"{self.literal(origin, what)}[{', '.join(parts)}]"
         if isinstance(value, PurePath):
             self.bind("Path", Path, what)
             return f"Path({self.literal(str(value), what)})"
         if isinstance(value, enum.Enum) and value.name in kind.__members__:
             return f"{self.literal(kind, what)}.{value.name}"
-        if dataclasses.is_dataclass(kind):
-            fields = [field.name for field in dataclasses.fields(kind) if field.init]
-            given = ", ".join(f"{name}={self.literal(getattr(value, name), what)}" for name in fields)
+        fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+        if dataclasses.is_dataclass(kind) and all(field.init for field in fields):
+            given = ", ".join(f"{f.name}={self.literal(getattr(value, f.name), what)}" for f in fields)
             return f"{self.literal(kind, what)}({given})"
         if kind.__module__ == "torch" and kind.__name__ in ("dtype", "device"):
             self.bind("torch", sys.modules["torch"], what)
@@ -218,32 +233,32 @@ class Script:
                 lines.append(f"from {module} import {parts}")
             blocks.append("\n".join(lines))
         codes: dict[str, None] = {}  # by code, since one statement may define two names
+        seen: set[tuple[str, bool]] = set()
         for name in self._sorted(self._parts):
-            self._lay(name, codes, ())
+            self._lay(name, codes, seen)
         text, before = "\n\n".join(filter(None, blocks)), "\n"
         for code in codes:
             text += ("\n" if "\n" not in before + code else "\n\n\n") + code
             before = code
         return text
 
-    def _lay(self, name: str, codes: dict[str, None], below: tuple[str, ...]) -> None:
-        """Put a piece under those that it needs when it is defined."""
-        for other in self._sorted(self._parts[name].above & self._parts.keys() - {name, *below}):
-            self._lay(other, codes, (*below, name))
-        codes.setdefault(self._parts[name].code)
+    def _lay(self, name: str, codes: dict[str, None], seen: set[tuple[str, bool]], below: tuple[str, ...] = ()) -> None:
+        """Put a piece under those that it needs when it is defined, and these under all that they need if called."""
+        if name not in below and (name, bool(below)) not in seen:
+            seen.add((name, bool(below)))
+            part = self._parts[name]
+            for other in self._sorted((part.at_once | (part.later if below else set())) & self._parts.keys()):
+                self._lay(other, codes, seen, (*below, name))
+            codes.setdefault(part.code)
 
     def _sorted(self, names: Iterable[str]) -> list[str]:
         return sorted(names, key=lambda name: self._parts[name].order)
 
     # Code -------------------------------------------------------------------------------------------
 
-    def _add(self, name: str, place: int, code: str, above: set[str], line: int = 0) -> None:
-        self._parts[name] = _Part((place, line or len(self._parts)), code, above)
-
-    def _alias(self, name: str, other: str) -> None:
-        if name != other:
-            place, line = self._parts[other].order
-            self._add(name, place, f"{name} = {other}", {other}, line)
+    def _add(self, name: str, place: int, code: str, names: Mapping[str, Any], user: str, line: int = 0) -> None:
+        order = (place, line or len(self._parts))
+        self._parts[name] = _Part(order, code, *self.take(code, names, user))
 
     def _define(self, name: str, value: Any, user: str) -> None:
         """Write a function or class as its cell has it."""
@@ -252,13 +267,16 @@ class Script:
         # What is not decorated as its text says was captured before, or was wrapped elsewhere.
         is_known = vars(sys.modules[value.__module__]).get(name) is value or "<locals>" in value.__qualname__
         decorators = getattr(found.node, "decorator_list", []) if found else []
-        if found is None or (hasattr(value, "__wrapped__") and not decorators) or (decorators and not is_known):
+        is_bare = isinstance(value, type) or not vars(value)
+        is_changed = not (is_known if decorators else is_bare) or len(getattr(value, "registry", ())) > 1
+        if found is None or is_changed:
             raise ShippingError(
                 f"{name!r}, which {user} uses, has no source that could be written: code or a %% line made it or "
                 "changed it, or a line has several lambdas. Write def or class in a cell, and change it nowhere else."
             )
         functions = [f for f in (inner, *vars(inner).values()) if isinstance(f, FunctionType)]
-        if any(f.__code__.co_flags & annotations.compiler_flag for f in functions):
+        are_texts = any(isinstance(kind, str) for kind in vars(inner).get("__annotations__", {}).values())
+        if are_texts or any(f.__code__.co_flags & annotations.compiler_flag for f in functions):
             self.imports.add(_Import("__future__", "annotations", ""))
         names: Mapping[str, Any] = vars(sys.modules[value.__module__])
         if isinstance(inner, FunctionType) and _is_of(found.node, inner.__code__):
@@ -269,7 +287,7 @@ class Script:
             self._write(name, found, names, f"{name} = {segment}")
         elif found.node.name != name:
             self.bind(found.node.name, value, user)
-            self._alias(name, found.node.name)
+            self._add(name, found.text.order, f"{name} = {found.node.name}", self.known, name, _first(found.node))
         else:
             self._write(name, found, names)
 
@@ -278,10 +296,10 @@ class Script:
         first = _first(found.node)
         while not code and first > 1 and found.text.lines[first - 2].lstrip().startswith("#"):
             first -= 1
-        code = code or textwrap.dedent("".join(found.text.lines[first - 1 : found.node.end_lineno])).rstrip()
+        code = code or _dedented(found, first)
         if any(entry.module.partition(".")[0] == "ddplab" for entry in _imports(found.node)):
             raise ShippingError(f"{name} imports ddplab inside. Import what it needs of it at the top of a cell.")
-        self._add(name, found.text.order, code, self.take(code, names, name), first)
+        self._add(name, found.text.order, code, names, name, first)
 
     def _named(self, name: str, kind: Any) -> Iterator[_Found]:
         """The definitions of that name, the latest first."""
@@ -291,14 +309,15 @@ class Script:
                     yield _Found(text, node)
 
     def _class(self, value: type) -> _Found | None:
-        """The definition in which all methods of a class stand."""
+        """The definition in which all methods of a class stand, and which gives it the numbers and texts it has."""
         methods = [
             inspect.unwrap(method).__code__ for method in vars(value).values() if isinstance(method, FunctionType)
         ]
         codes = [code for code in methods if code.co_filename in self._texts]
         for found in self._named(value.__name__, ast.ClassDef) if "<" not in value.__qualname__ else ():
             lines = range(_first(found.node), found.node.end_lineno + 1)
-            if all(self._texts[code.co_filename] is found.text and code.co_firstlineno in lines for code in codes):
+            is_it = all(self._texts[code.co_filename] is found.text and code.co_firstlineno in lines for code in codes)
+            if is_it and not _differs(value, found.node):
                 return found
         return None
 
@@ -371,12 +390,19 @@ def _texts() -> dict[str, _Text]:
     """ddplab's data sets, the script that calls, if one does, and the cells of this notebook, by file name."""
     files = [getattr(sys.modules.get(module), "__file__", None) for module in (_DATA, "__main__")]
     cells = [name for name, entry in list(linecache.cache.items()) if len(entry) > 1 and entry[1] is None]
+    cells.sort(key=_number)  # one that ran again keeps its place in the cache
     texts: dict[str, _Text] = {}
     for name in dict.fromkeys([*filter(None, files), *cells]):
         with contextlib.suppress(SyntaxError, ValueError):
             lines = linecache.getlines(name)
             texts[name] = _Text(lines, ast.parse("".join(lines)), len(texts) + 2)
     return texts
+
+
+def _number(file: str) -> int:
+    """The number of a cell's last run; 0 for what IPython does not know."""
+    found = re.fullmatch(r"cell In\[(\d+)\]", places.place(file, 1, "").place)
+    return int(found[1]) if found else 0
 
 
 def _home(value: Any) -> str:
@@ -404,11 +430,24 @@ def _uses(code: str) -> tuple[set[str], set[str]]:
             if symbol.is_global() or (table is top and symbol.is_referenced()):
                 names.add(symbol.get_name())
         for inner in table.get_children():
-            walk(inner, later if str(inner.get_type()) == "function" else names)
+            is_body = str(inner.get_type()) == "function" and inner.get_name() not in _COMPREHENSIONS
+            walk(inner, later if is_body else names)
 
     walk(top, at_once)
     own = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned()}
     return at_once - own, later - own
+
+
+def _dedented(found: _Found, first: int) -> str:
+    """The lines of a definition from its margin on; those inside a string are part of its value."""
+    docs = [node.value for node in ast.walk(found.node) if isinstance(node, ast.Expr)]
+    texts = [n for n in ast.walk(found.node) if isinstance(n, ast.Constant | ast.JoinedStr) and n not in docs]
+    inside = {number for node in texts for number in range(node.lineno + 1, (node.end_lineno or 0) + 1)}
+    code = ""
+    for number, line in enumerate(found.text.lines[first - 1 : found.node.end_lineno], first):
+        margin = min(found.node.col_offset, len(line) - len(line.lstrip(" \t")))
+        code += line if number in inside else line[margin:]
+    return code.rstrip()
 
 
 def _first(node: Any) -> int:
@@ -420,6 +459,20 @@ def _is_of(node: Any, code: CodeType) -> bool:
     """Whether a function's code comes from here."""
     is_function = isinstance(node, _DEF | ast.Lambda) and getattr(node, "name", "<lambda>") == code.co_name
     return is_function and _first(node) == code.co_firstlineno
+
+
+def _differs(value: type, node: ast.ClassDef) -> bool:
+    """Whether a class has another number or text than is written here."""
+    plain = (int, float, str, bool, type(None))
+    written = {
+        target.id: part.value.value
+        for part in node.body
+        if isinstance(part, ast.Assign | ast.AnnAssign) and isinstance(part.value, ast.Constant)
+        for target in (part.targets if isinstance(part, ast.Assign) else [part.target])
+        if isinstance(target, ast.Name)
+    }
+    found = {name: vars(value).get(name, _NOTHING) for name in written}
+    return any(isinstance(now, plain) and now != written[name] for name, now in found.items())
 
 
 def _as(entry: _Import) -> str:

@@ -59,7 +59,7 @@ def written(run: Run, tmp_path: Path) -> Callable[..., str]:
 
 def executed(text: str) -> dict[str, Any]:
     """What the script defines, as when another module imports it."""
-    namespace: dict[str, Any] = {"__name__": "train"}
+    namespace: dict[str, Any] = {"__name__": __name__}  # of a module that dataclasses finds
     exec(compile(text, "train.py", "exec", dont_inherit=True), namespace)
     return namespace
 
@@ -175,6 +175,11 @@ def test_a_whole_script(written: Callable[..., str]) -> None:
         ("from ddplab import span\n@span('x')\ndef f():\n    with span('y'):\n        return 42", "f()"),
         ("from ddplab.data import ShapesDataset as S\ndef f():\n    return S(42).targets.numel()", "f()"),
         ("import torch\nkind = torch.float32\nplace = torch.device('cpu')\ndef f():\n    return int(torch.tensor(42, dtype=kind, device=place))", "f()"),
+        ("def g(n=2):\n    return 42 if n == 0 else h(n - 1)\nh = g\ndef f():\n    return h()", "f()"),
+        ("if True:\n    def f():\n        text = f\"\"\"{40}\n    .\n  \"\"\"\n        return 42 if text == '40\\n    .\\n  ' else repr(text)", "f()"),
+        ("if True:\n    class A:\n        n = 42\nelse:\n    class A:\n        n = 0\ndef f():\n    return A.n", "f()"),
+        ("from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass\nclass C:\n    n: int = 42\n    up: C | None = None\ndef f():\n    return C().n", "f()"),
+        ("from typing import Optional\nimport torch\nPair = tuple[int, ...]\nMaybe = Optional[torch.Tensor]\ndef f(a: Pair = (), b: Maybe | int = 42):\n    return b", "f()"),
         ("from pathlib import Path\nroot = Path('a' * 42)\ndef f():\n    return len(str(root))", "f()"),
         ("limits = {'a': (float('inf'), -1.5), None: {1, 2}, 3: frozenset(), b'x': [True, ...], -1: set()}\ndef f():\n    return 42 if limits['a'][0] > 1 else 0", "f()"),
     ],
@@ -193,12 +198,20 @@ def test_arguments_are_written_as_one_would_type_them(written: Callable[..., str
     assert eval(line.partition(" = ")[2], {"f": lambda x: x}) == value
 
 
-def test_the_latest_code_is_written_in_an_order_that_works(run: Run, written: Callable[..., str]) -> None:
-    """A base class that was run again stands above the class that is made of it, and the first text is gone."""
+def test_the_latest_code_is_written_in_an_order_that_works(
+    run: Run, written: Callable[..., str], tmp_path: Path
+) -> None:
+    """What was run again stands above what uses it when it is defined, and the first text is gone."""
     run("class A:\n    n = 1")
     run("class B(A): ...\ndef f():\n    return B.n")
     run("class A:\n    n = 42")
     assert executed(written("class B(A): ...\ndef f():\n    return B.n"))["f"]() == 42
+    run("def g(n):\n    return n")
+    f = "def more(fn):\n    return lambda: g(fn())\nclass A:\n    n = [g(n) for n in [42]]\n@more\ndef f():\n    return A.n[0]"
+    run(f)
+    run("def g(n):\n    return n  # this runs when f is defined")
+    file = export(vars(sys.modules["__main__"])["f"], tmp_path / "train.py")
+    assert executed(file.read_text())["f"]() == 42
 
 
 def test_a_partial_function_is_a_call_with_its_arguments(run: Run, tmp_path: Path) -> None:
@@ -264,6 +277,13 @@ MADE = "import torch\nlayer = torch.nn.Linear(2, 1)\ndef g():\n    return layer\
         ("values = []\nvalues.append(values)\ndef f():\n    values", "nested too deeply"),
         ("def make(n):\n    def g():\n        return n\n    return g\ng, n = make(1), 2\ndef f():\n    return g(), n", "'n' is two things"),
         ("def more(fn):\n    return lambda: fn() + 2\ndef use(fn):\n    def f():\n        return fn()\n    return f\n@more\ndef g(): ...\nf = use(g.__closure__[0].cell_contents)", "'fn', which f uses, has no source"),
+        ("class A:\n    n = 1\nA.n = 2\ndef f():\n    A", "'A', which f uses, has no source"),
+        ("def f():\n    return f.n\nf.n = 1", "'f', which export uses, has no source"),
+        ("import functools\n@functools.singledispatch\ndef g(x): ...\n@g.register\ndef _(x: int): ...\ndef f():\n    g(1)", "'g', which f uses, has no source"),
+        ("def make(n):\n    def f():\n        nonlocal n\n        n += 1\n    return f\nf = make(1)", "f cannot stand in a script by itself: no binding for nonlocal 'n' found"),
+        ("def record(): ...\ndef f():\n    record()", "'record' is two things: one for the script, another for the rest of it. Rename yours."),
+        ("kind = type(len)\ndef f():\n    kind", "'kind', which f uses, cannot be written into a script: it is a type. It cannot be imported."),
+        ("import dataclasses\n@dataclasses.dataclass\nclass C:\n    n: int = dataclasses.field(default=1, init=False)\nc = C()\nc.n = 2\ndef f():\n    c", "'c', which f uses, cannot be written into a script: it is a C"),
         ("import torch\ng = torch.compile(lambda: 1)\ndef f():\n    g()", "'g', which f uses, has no source"),
         ("def h(): ...\ndef wrap(fn):\n    import functools\n    return functools.wraps(fn)(lambda: fn())\ng = wrap(h)\ndef f():\n    g()", "'g', which f uses, has no source"),
     ],

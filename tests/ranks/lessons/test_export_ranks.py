@@ -105,8 +105,10 @@ def test_a_function_that_joins_by_itself_leaves_no_thread(cells: Any, folder: Pa
 
 CELLS = [
     "import torch\nimport torch.distributed as dist\nfrom ddplab import device, export, launch",
-    "SCALE = 3\n\ndef share(x):\n    return x * 1000",
-    "def share(x):\n    dist.all_reduce(x)\n    return x * SCALE",
+    "class Scale:\n    by = 3\n\ndef share(x):\n    return x * 1000",
+    "class Scale:\n    by = 5",
+    "class Scale:\n    by = 3\n\ndef share(x):\n    return x * 1000",  # again: IPython keeps its place among the cells
+    "def share(x):\n    dist.all_reduce(x)\n    return x * Scale.by",
     "def work(n):\n    return share(torch.rand(n, device=device()))",
     "run = launch(work, 4, view='quiet')\ntorch.save(run.results[0], 'launch.pt')\nprint(export(work, 'train.py', 4))",
     "def noisy():\n    !ls\nexport(noisy, 'noisy.py')",
@@ -119,9 +121,9 @@ def test_from_a_real_notebook(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
     NotebookClient(notebook, kernel_name="python3", allow_errors=True, timeout=120).execute(cwd=str(folder))
-    (shown,) = notebook.cells[4].outputs
+    (shown,) = notebook.cells[-2].outputs
     assert shown.text == "train.py\n"
-    (error,) = notebook.cells[5].outputs
+    (error,) = notebook.cells[-1].outputs
     assert (error.ename, error.evalue.partition(",")[0]) == ("ShippingError", "noisy uses get_ipython")
     assert not (folder / "noisy.py").exists()
     (line,) = torchrun(folder / "train.py")
