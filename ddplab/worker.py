@@ -145,11 +145,14 @@ def tell_calls(told: telling.Told) -> None:
 
 def settle(rank: int, order: Order) -> None:
     """Make this process look like the launcher's, with the variables of this rank. A guest keeps those of its host."""
-    wanted: dict[str, str | None] = dict(os.environ)
+    wanted: dict[str, str | None]
     if order.hosted:
         with contextlib.suppress(OSError):  # of another machine
             os.chdir(order.folder)
         sys.path += [entry for entry in order.path if entry not in sys.path]
+        if order.backend is None:
+            leave_host()
+        wanted = dict(os.environ)
     else:
         os.chdir(order.folder)
         sys.path[:] = order.path
@@ -193,10 +196,8 @@ def join_group(rank: int, order: Order) -> None:
     import torch
     import torch.distributed as dist
 
-    if dist.is_initialized():
-        return move_out() if order.backend is None else None
-    if order.backend is None:
-        return None
+    if order.backend is None or dist.is_initialized():
+        return
     store = None
     if not order.hosted:
         # Keys of its own in the store: a group that the function makes later would stumble over those of this one.
@@ -206,10 +207,12 @@ def join_group(rank: int, order: Order) -> None:
     dist.init_process_group(order.backend, store=store, rank=rank, world_size=order.world_size, device_id=device_id)
 
 
-def move_out() -> None:
+def leave_host() -> None:
     """Leave the host's group, for the function to make its own: at another port, or ranks meet in the old store."""
     import torch.distributed as dist
 
+    if not dist.is_initialized():
+        return
     with socket.create_server(("", 0)) as free:
         port = [free.getsockname()[1]]
         dist.broadcast_object_list(port)
