@@ -31,8 +31,9 @@ ANSWER_LIMIT_S = 300.0  # for an engine to start all workers, and for these to i
 END_LIMIT_S = 30.0  # for an engine to clear away
 QUEUE_LIMIT_S = 1.0  # the same, when the cell was interrupted, or not all workers came: it goes on by itself
 GREETING_LIMIT_S = 2.0
+ANSWER_S = 30.0  # for the launcher to greet
 TOKEN_BYTES = 32
-HEAD = TOKEN_BYTES + 4 + 1 + 1  # token, rank, channel, length of the version
+HEAD = TOKEN_BYTES + 4 + 1 + 1  # proof, rank, channel, length of the version
 
 
 class Host(Protocol):
@@ -58,15 +59,15 @@ class Hosted:
         """Let the host start its workers; on leaving wait until it has cleared away."""
         token = secrets.token_bytes(TOKEN_BYTES)
         server = socket.create_server((self._host.address, 0), backlog=2 * spec.world_size)
-        with server as listener, Words(self._host.name) as words:
+        call = functools.partial(visit, server.getsockname()[:2], token)
+        attempt = _Attempt(lambda: self._host.run(spec.world_size, call), f"ddplab-{self._host.name}")
+        with server as listener, Words(attempt) as words:
             listener.settimeout(0.2)
-            call = functools.partial(visit, listener.getsockname()[:2], token)
-            attempt = _Attempt(lambda: self._host.run(spec.world_size, call), f"ddplab-{self._host.name}")
             attempt.start()
 
             def given_up() -> bool:
-                if attempt.error:
-                    raise LaunchError(self._refusal(attempt.error, words.kept)) from None
+                if not attempt.is_alive():
+                    raise LaunchError(self._refusal(attempt.error or EOFError("it has ended"), words.kept)) from None
                 return is_given_up()
 
             ends: dict[tuple[int, int], socket.socket] = {}  # by rank and channel, until all have come
@@ -98,6 +99,7 @@ class Hosted:
                 raise LaunchError(f"{self._host.name} could not run the ranks: {came}")
             with contextlib.suppress(OSError):
                 self._let_in(listener.accept()[0], token, ends)
+        listener.close()
         for rank in range(world_size):
             guest = GuestProcess(rank, ends.pop((rank, 0)), ends.pop((rank, 1)))
             yield guest, encode(order.for_guest(time.monotonic()))
@@ -180,7 +182,10 @@ def visit(address: tuple[str, int], token: bytes) -> None:
         link, alive = (_greet(address, token, rank, channel) for channel in (0, 1))
     except OSError as error:
         raise ConnectionError(f"no launcher answers at {address[0]}:{address[1]}; it has given up: {error}") from None
-    processes.end_with(alive, os.getpid())
+    if hasattr(os, "register_at_fork"):  # or the link of a rank that is gone would stay open as long as its child
+        os.register_at_fork(after_in_child=link.close)
+    leads_group = hasattr(os, "getpgrp") and os.getpgrp() == os.getpid()  # as Ray and torchrun let it
+    processes.end_with(alive, -os.getpid() if leads_group else os.getpid())
     import torch.distributed  # noqa: F401 - before this rank counts as started, and its time runs
 
     order = worker.receive(link)
@@ -188,28 +193,43 @@ def visit(address: tuple[str, int], token: bytes) -> None:
     give_back = borrow(lambda name, data: told.tell(Written, name, data))
     worker.work(rank, order, link, told, lambda exitcode: give_back())
     telling.current = None  # from here on the connections may close
+    processes.end_with(alive, 0)  # a child may hold it open
     alive.close()
     link.shutdown(socket.SHUT_RDWR)
 
 
 def _greet(address: tuple[str, int], token: bytes, rank: int, channel: int) -> socket.socket:
-    link = socket.create_connection(address, timeout=10.0)
+    """Connect, say who this is, and make sure that the launcher answers: what it sends will be unpickled."""
+    link = socket.create_connection(address, timeout=ANSWER_S)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    link.settimeout(None)
     version = _version().encode()
-    link.sendall(token + rank.to_bytes(4, "big") + bytes([channel, len(version)]) + version)
+    said = rank.to_bytes(4, "big") + bytes([channel, len(version)]) + version
+    proof = _proof(token, _exactly(link, TOKEN_BYTES) + said)
+    link.sendall(proof + said)
+    if not hmac.compare_digest(_exactly(link, TOKEN_BYTES), _proof(token, proof)):
+        link.close()
+        raise ConnectionError("who answers is another")
+    link.settimeout(None)
     return link
 
 
 def _greeted(link: socket.socket, token: bytes) -> tuple[int, int, str] | None:
     """Rank, channel and version of who connects; None for a stranger, who cannot have the token."""
     link.settimeout(GREETING_LIMIT_S)
+    link.sendall(challenge := secrets.token_bytes(TOKEN_BYTES))
     head = _exactly(link, HEAD)
-    if not hmac.compare_digest(head[:TOKEN_BYTES], token):
+    proof, said = head[:TOKEN_BYTES], head[TOKEN_BYTES:]
+    version = _exactly(link, said[-1] if said else 0)
+    if not hmac.compare_digest(proof, _proof(token, challenge + said + version)):
         return None
-    version = _exactly(link, head[-1]).decode()
+    link.sendall(_proof(token, proof))
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return int.from_bytes(head[TOKEN_BYTES:-2], "big"), head[-2], version
+    return int.from_bytes(said[:4], "big"), said[4], version.decode()
+
+
+def _proof(token: bytes, words: bytes) -> bytes:
+    """That who says these words knows the token, which itself never travels through a connection."""
+    return hmac.digest(token, words, "sha256")
 
 
 def _exactly(link: socket.socket, num_bytes: int) -> bytes:

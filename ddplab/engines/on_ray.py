@@ -14,6 +14,8 @@ __all__ = ["Ray", "answers"]
 
 LOOPBACK = "127.0.0.1"  # a cluster of this machine alone is for nobody else
 ANSWER_S = 3.0
+SETTINGS = b"\4"  # the type of the frame with which both sides of HTTP/2, and so of gRPC, begin
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + SETTINGS + bytes(5)
 PLAIN_PRINT = {"RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}  # or Ray Train would send what is printed to stderr
 
 
@@ -37,9 +39,11 @@ class Ray:
         kind = "GPU" if backend == "nccl" else "CPU"
         found = int(ray.cluster_resources().get(kind, 0))
         if found < world_size:
+            fewer = f"world_size={found}" if found else "backend='gloo'"
+            more = " If it is this machine alone, ray.shutdown() and a new launch start a larger one."
             raise ValueError(
-                f"engine='ray': {world_size} ranks need as many {kind}s, and the cluster has {found}. Use "
-                f"world_size={found}, or one that has more: ray.shutdown(), then ray.init(num_cpus={world_size})."
+                f"engine='ray': {world_size} ranks need as many {kind}s, and the cluster has {found}. "
+                f"Use {fewer}, or add nodes.{more if kind == 'CPU' else ''}"
             )
         self.address: str = ray.util.get_node_ip_address()
 
@@ -67,21 +71,32 @@ def _connect(ray: Any, world_size: int) -> None:
     if address.startswith("ray://"):
         raise ValueError(f"engine='ray': RAY_ADDRESS={address!r} is Ray Client's: run the notebook on a node of Ray")
     if address not in ("", "auto", "local"):
-        answers("ray", "RAY_ADDRESS", address, "ray start --head")
+        hello = b"" if os.environ.get("RAY_USE_TLS", "0") != "0" else HELLO
+        answers("ray", "RAY_ADDRESS", address, "ray start --head --port=6379", hello)
     common: Any = {"configure_logging": False, "log_to_driver": False}
     if address in ("", "local"):
         logging.getLogger("ray").setLevel(logging.ERROR)  # it would tell of the secret that it keeps in ~/.ray
         num_cpus = max(world_size, os.cpu_count() or 1)
         ray.init("local", num_cpus=num_cpus, include_dashboard=False, _node_ip_address=LOOPBACK, **common)
-    else:
+        return
+    try:
         ray.init(address, **common)
+    except Exception as error:
+        why = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"engine='ray': RAY_ADDRESS={address!r} cannot be joined ({why:.300}). "
+            "Start it there (ray start --head), or unset RAY_ADDRESS to use this machine."
+        ) from None
 
 
-def answers(engine: str, source: str, address: str, start: str) -> None:
-    """Raise ``ValueError`` if nothing answers at ``address``, which is HOST:PORT."""
+def answers(engine: str, source: str, address: str, start: str, hello: bytes = b"") -> None:
+    """Raise ``ValueError`` if nothing answers at ``address``, which is HOST:PORT, or something else than HTTP/2."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), ANSWER_S).close()
+        with socket.create_connection((host, int(port)), ANSWER_S) as link:
+            link.sendall(hello)
+            if hello and link.recv(9)[3:4] != SETTINGS:
+                raise ValueError("what answers there is another service")
     except (OSError, ValueError, OverflowError) as error:
         raise ValueError(
             f"engine={engine!r}: nothing answers at {source}={address!r} ({error}). "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import os
 import select
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from ddplab.processes import STREAMS
@@ -16,15 +18,16 @@ from ddplab.processes import STREAMS
 __all__ = ["MAX_WORDS", "Words", "borrow"]
 
 MAX_WORDS = 4000  # characters of what the engine itself printed last
+ENGINES = ("ray", "pyspark", "py4j")
 
 
 class Words:
-    """While entered, keeps the end of what an engine itself prints, from threads that it has started."""
+    """While entered, keeps the end of what an engine itself prints: its modules anywhere, and all of ``thread``."""
 
-    def __init__(self, engine: str) -> None:
-        others = {thread for thread in threading.enumerate() if not thread.name.startswith(f"{engine}_")}
-        self.passing = others - {threading.current_thread()}
+    def __init__(self, thread: threading.Thread) -> None:
         self.kept = ""
+        self.ended = False
+        self._thread = thread
 
     def __enter__(self) -> Words:
         self._before = sys.stdout, sys.stderr
@@ -32,13 +35,22 @@ class Words:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.ended = True  # another launch may have put its own stream over this one, and put this one back
         for name, put, before in zip(("stdout", "stderr"), self._put, self._before, strict=True):
             if getattr(sys, name) is put:
                 setattr(sys, name, before)
 
+    def are(self, frame: FrameType | None) -> bool:
+        """Whether it is the engine that prints from here."""
+        if self.ended or threading.current_thread() is self._thread:
+            return not self.ended
+        while frame and str(frame.f_globals.get("__name__")).partition(".")[0] not in ENGINES:
+            frame = frame.f_back
+        return frame is not None
+
 
 class _Stream:
-    """A standard stream for those who may pass; from others it keeps the words."""
+    """A standard stream for all but the engine, whose words it keeps."""
 
     def __init__(self, words: Words, stream: Any) -> None:
         self._words = words
@@ -46,7 +58,7 @@ class _Stream:
 
     def write(self, text: str) -> Any:
         """Write through, or keep."""
-        if threading.current_thread() in self._words.passing:
+        if not self._words.are(sys._getframe(1)):
             return self._stream.write(text)
         self._words.kept = (self._words.kept + text)[-MAX_WORDS:]
         return len(text)
@@ -66,6 +78,8 @@ def borrow(tell: Callable[[str, bytes], None]) -> Callable[[], None]:
     borrowed = [_Borrowed(name, number, tell) for name, number in STREAMS.items()]
 
     def give_back() -> None:
+        with contextlib.suppress(Exception):
+            ctypes.CDLL(None).fflush(None)  # what C and C++ libraries have printed
         for one in borrowed:
             one.give_back()
 
@@ -76,7 +90,7 @@ class _Borrowed(io.RawIOBase):
     """The stream ``name``. What is written to its descriptor goes into a pipe, which a thread reads."""
 
     def __init__(self, name: str, number: int, tell: Callable[[str, bytes], None]) -> None:
-        self._name, self._number, self._tell = name, number, tell
+        self._name, self._number, self._tell, self._pid = name, number, tell, os.getpid()
         self._before = os.dup(number), getattr(sys, name)
         self._reading, writing = os.pipe()
         os.set_blocking(self._reading, False)
@@ -96,7 +110,9 @@ class _Borrowed(io.RawIOBase):
         return self._number
 
     def write(self, data: Any) -> int:
-        """Tell ``data``, and before it what was written to the descriptor."""
+        """Tell ``data``, and before it what was written to the descriptor. A forked child writes to that."""
+        if os.getpid() != self._pid:
+            return os.write(self._number, data)
         with self._lock:
             self._drain()
             self._tell(self._name, bytes(data))

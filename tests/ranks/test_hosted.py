@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import ctypes
 import os
 import pickle
 import signal
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from ddplab import LaunchError, RankFailedError, RankTimeoutError, engines, launch, log, machine
 from ddplab.engines import Hosted
+from ddplab.engines import hosted as hosted_module
 
 VISIT = "import pickle, sys; pickle.load(sys.stdin.buffer)()"
 
@@ -193,6 +195,61 @@ def test_strangers_are_not_let_in(plain: Plain, monkeypatch: pytest.MonkeyPatch)
     assert hosted(lambda: dist.get_rank()).results == [0, 1]
     for stranger in strangers:
         stranger.close()
+
+
+def test_a_worker_that_comes_to_another_than_its_launcher(plain: Plain) -> None:
+    """Who has taken the port of a launcher that is gone cannot have the token, so nothing of it is unpickled."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        heard: list[bytes] = []
+
+        def pretend() -> None:
+            link = other.accept()[0]
+            link.sendall(bytes(32))
+            heard.append(link.recv(1 << 16))
+            link.sendall(heard[0][:32])
+            link.close()
+
+        pretender = threading.Thread(target=pretend)
+        pretender.start()
+        with pytest.raises(ConnectionError, match="who answers is another"):
+            hosted_module._greet(other.getsockname()[:2], b"the token" * 4, 0, 0)
+        pretender.join()
+    assert heard and b"the token" not in heard[0]
+
+
+def test_children_of_a_guest_write_and_hold_nothing_open(plain: Plain) -> None:
+    """Nothing that a forked child prints is lost; that the rank is gone is seen while its child lives."""
+
+    def talk() -> None:
+        child = os.fork()
+        for _ in range(400):
+            print("x" * 99)
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+        if not os.fork():
+            time.sleep(15)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    run = hosted(talk, world_size=1, timeout_s=10.0)
+    assert run.failures[0].type == "Lost"
+    assert run.output(0).count("x") == 99 * 800
+
+
+def test_a_thread_that_prints_while_an_engine_runs(plain: Plain, capfd: pytest.CaptureFixture[str]) -> None:
+    """Only the engine's own words are kept from the notebook; what C has printed in a rank is not lost."""
+
+    def started(visit: Any) -> None:
+        other = threading.Thread(target=print, args=("mine",))
+        other.start()
+        other.join()
+        print("of the engine")
+
+    plain.before = started
+    run = hosted(lambda: ctypes.CDLL(None).printf(b"from C\n"), world_size=1)
+    assert run.output(0) == "from C"
+    assert capfd.readouterr().out == "mine\n"
 
 
 def test_an_interrupt_while_the_engine_queues(plain: Plain) -> None:

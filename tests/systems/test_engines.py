@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import _thread
+import http.server
 import os
 import re
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,17 +52,28 @@ def train(learning_rate: float) -> tuple[list[Any], str, str]:
     return [parameter.detach() for parameter in model.module.parameters()], os.getcwd(), dist.get_backend()
 
 
-def test_what_does_not_answer_is_refused_first(need: Need, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_answer_is_refused_first(need: Need, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With the command that mends it. This runs before any cluster is there."""
     need("ray")
     need("spark")
     with socket.create_server(("127.0.0.1", 0)) as free:
         nobody = f"127.0.0.1:{free.getsockname()[1]}"
+    (java := tmp_path / "bin" / "java").parent.mkdir()
+    java.write_text("#!/bin/sh\nexit 1\n")
+    java.chmod(0o755)
+    other = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    threading.Thread(target=other.handle_request).start()
     for engine, environ, told in (
         ("ray", {"RAY_ADDRESS": nobody}, rf"nothing answers at RAY_ADDRESS='{nobody}' .*ray start --head"),
         ("ray", {"RAY_ADDRESS": "ray://head:10001"}, "run the notebook on a node of Ray"),
         ("spark", {"SPARK_MASTER": f"spark://{nobody}"}, rf"nothing answers at SPARK_MASTER='{nobody}' .*start-master"),
         ("spark", {"JAVA_HOME": "/nowhere"}, "JAVA_HOME='/nowhere' has no bin/java: conda install .* or apt-get"),
+        (
+            "spark",
+            {"JAVA_HOME": str(tmp_path)},
+            r"Spark did not start \(.*\)\. It needs Java 17 or newer: conda install",
+        ),
+        ("ray", {"RAY_ADDRESS": f"127.0.0.1:{other.server_port}"}, "another service.*ray start --head"),
         ("spark", {"JAVA_HOME": "", "PATH": "/nowhere"}, "there is no java on the PATH"),
     ):
         with monkeypatch.context() as changed:
@@ -67,6 +81,7 @@ def test_what_does_not_answer_is_refused_first(need: Need, monkeypatch: pytest.M
                 changed.setenv(name, value)
             with pytest.raises(ValueError, match=f"^engine='{engine}': .*{told}"):
                 launch(print, engine=engine)
+    other.server_close()
 
 
 def test_a_run_is_like_one_here(need: Need, engine: str) -> None:
