@@ -46,7 +46,8 @@ class Failure:
 
     ``role`` is "root" (failed by itself), "echo" (failed because another rank was gone) or "stopped"
     (ended by the launcher). ``type`` is the class of the exception, or what ended the process
-    ("SIGKILL", "exit code 3"), or "Timeout", "Interrupted", "Stopped" for a rank that was stopped.
+    ("SIGKILL", "exit code 3"; "Lost" where an engine does not tell), or "Timeout", "Interrupted", "Stopped" for a
+    rank that was stopped.
     ``where`` is the learner's line, if it is known. ``time_s`` counts from the launch. ``exitcode`` and
     ``signal`` tell how the process ended by itself, else they are None.
     """
