@@ -94,7 +94,10 @@ def launch(
         if interrupts:
             raise KeyboardInterrupt
         world_size = _check_world_size(world_size)
-        host, backend, why = engines.choose(engine, world_size, backend)
+        with _held_interrupts(lambda: None) as interrupts:  # half an import of Ray, or a Java that nobody ends
+            host, backend, why = engines.choose(engine, world_size, backend)
+        if interrupts:
+            raise KeyboardInterrupt
         spec = Spec(
             name=getattr(fn, "__name__", None) or type(fn).__name__,
             world_size=world_size,

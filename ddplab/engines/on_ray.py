@@ -85,7 +85,8 @@ def _connect(ray: Any, world_size: int) -> None:
         why = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"engine='ray': RAY_ADDRESS={address!r} cannot be joined ({why:.300}). "
-            "Start it there (ray start --head), or unset RAY_ADDRESS to use this machine."
+            "If it has a token, as after `ray start --head` where ~/.ray/auth_token is: set RAY_AUTH_MODE=token before "
+            "the notebook starts. If there is none: ray start --head, or unset RAY_ADDRESS to use this machine."
         ) from None
 
 

@@ -267,6 +267,21 @@ def test_an_interrupt_while_the_engine_queues(plain: Plain) -> None:
     assert [process.wait(60) for process in plain.workers] == [1, 1]
 
 
+def test_an_interrupt_while_an_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It starts to its end, since half a cluster would stay; then the interrupt is raised, and no rank is started."""
+    started = []
+
+    def choose(name: str, world_size: int, backend: str | None) -> Any:
+        _thread.interrupt_main()
+        started.append(name)
+        return Hosted(Plain()), backend, ""
+
+    monkeypatch.setattr("ddplab.engines.choose", choose)
+    with pytest.raises(KeyboardInterrupt, match="before a rank was started"):
+        launch(print, engine="plain")
+    assert started == ["plain"]
+
+
 def test_what_an_engine_cannot_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bad input is refused before anything starts, with what mends it."""
     with pytest.raises(ValueError, match="engine='slurm' is not one of 'local', 'ray', 'spark'"):
