@@ -1,8 +1,4 @@
-"""``export``: a function of the notebook as a script of its own for torchrun, and the Slurm script that starts it.
-
-From the function on, each name that a piece of code takes from outside (as Python's own symtable sees it) becomes an
-import, a piece of code, or a constant, until no name is open. Only then is something written.
-"""
+"""``export``: a function of the notebook as a script of its own for torchrun, and the Slurm script that starts it."""
 
 from __future__ import annotations
 
