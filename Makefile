@@ -46,6 +46,7 @@ $(STAMP): pyproject.toml constraints.txt
 systems: $(SSTAMP) java ## the other systems in .venv-systems: install them, run their tests and notebook 12 with them
 	@PATH="$$PWD/$(SYSTEMS)/bin:$$PATH" $(SPY) -m pytest -q -rs tests/systems
 	@$(if $(wildcard notebooks/12_*.ipynb),PATH="$$PWD/$(SYSTEMS)/bin:$$PATH" $(SPY) -m pytest -q $(NBVAL) notebooks/12_*.ipynb)
+	@echo 'make systems: all passed. In JupyterLab (make lab), take the kernel "Python with the other systems"'
 
 # What cannot be installed here is left out: its tests are skipped (in CI they fail), its recorded result is shown.
 $(SSTAMP): $(STAMP)

@@ -95,7 +95,9 @@ def launch(
             raise KeyboardInterrupt
         world_size = _check_world_size(world_size)
         with _held_interrupts(lambda: None) as interrupts:  # half an import of Ray, or a Java that nobody ends
-            host, backend, why = engines.choose(engine, world_size, backend)
+            host, backend, why = engines.choose(
+                engine, world_size, backend, (lambda text: None) if view == "quiet" else _say
+            )
         if interrupts:
             raise KeyboardInterrupt
         spec = Spec(
@@ -207,6 +209,10 @@ def _held_interrupts(note: Callable[[], None]) -> Iterator[list[None]]:
         yield came
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _plain(error: BaseException, report: str = "") -> BaseException:

@@ -45,8 +45,12 @@ class Local:
 NAMES = ("local", "ray", "spark")
 
 
-def choose(name: Any, world_size: int, backend: str | None) -> tuple[Engine, str | None, str]:
+def choose(
+    name: Any, world_size: int, backend: str | None, say: Callable[[str], None]
+) -> tuple[Engine, str | None, str]:
     """The engine, ready to start that many ranks; their backend, and the reason for it in one line.
+
+    ``say`` is called with a line before what takes long.
 
     Raises ``ValueError``, with what mends it, if it is unknown, not installed, does not answer, or is too small.
     """
@@ -62,4 +66,4 @@ def choose(name: Any, world_size: int, backend: str | None) -> tuple[Engine, str
     else:
         chosen, why = machine.choose_backend(backend, world_size)
     host = on_ray.Ray if name == "ray" else on_spark.Spark
-    return Hosted(host(world_size, chosen)), chosen, why
+    return Hosted(host(world_size, chosen, say)), chosen, why

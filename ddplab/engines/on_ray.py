@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Ray", "answers"]
+__all__ = ["Ray", "answers", "missing"]
 
 LOOPBACK = "127.0.0.1"  # a cluster of this machine alone is for nobody else
 ANSWER_S = 3.0
@@ -27,14 +27,15 @@ class Ray:
 
     name = "ray"
 
-    def __init__(self, world_size: int, backend: str | None) -> None:
+    def __init__(self, world_size: int, backend: str | None, say: Callable[[str], None]) -> None:
         try:
             import ray
             import ray.train.torch
         except ImportError as error:
-            raise ValueError(f"engine='ray': Ray Train is not installed ({error}): pip install 'ddplab[ray]'") from None
+            raise missing("ray", "Ray Train", error) from None
         self._backend = backend
         if not ray.is_initialized():
+            say("ddplab connects to Ray, or starts one on this machine: half a minute or more, once")
             _connect(ray, world_size)
         kind = "GPU" if backend == "nccl" else "CPU"
         found = int(ray.cluster_resources().get(kind, 0))
@@ -88,6 +89,14 @@ def _connect(ray: Any, world_size: int) -> None:
             "If it has a token, as after `ray start --head` where ~/.ray/auth_token is: set RAY_AUTH_MODE=token before "
             "the notebook starts. If there is none: ray start --head, or unset RAY_ADDRESS to use this machine."
         ) from None
+
+
+def missing(engine: str, what: str, error: ImportError) -> ValueError:
+    """The error for an engine that cannot be imported."""
+    return ValueError(
+        f"engine={engine!r}: {what} is not installed for this Python ({error}). `make systems` makes an environment "
+        f"that has it, and a kernel of it; or, in ddplab's folder: pip install -c constraints.txt -e '.[{engine}]'"
+    )
 
 
 def answers(engine: str, source: str, address: str, start: str, hello: bytes = b"") -> None:

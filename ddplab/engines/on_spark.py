@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddplab.engines.on_ray import answers
+from ddplab.engines.on_ray import answers, missing
 
 __all__ = ["Spark"]
 
@@ -29,15 +29,18 @@ class Spark:
 
     name = "spark"
 
-    def __init__(self, world_size: int, backend: str | None) -> None:
+    def __init__(self, world_size: int, backend: str | None, say: Callable[[str], None]) -> None:
         try:
             import pandas  # noqa: F401 - what TorchDistributor needs to run on a cluster
             import pyarrow  # noqa: F401
             from pyspark.ml.torch.distributor import TorchDistributor
             from pyspark.sql import SparkSession
         except ImportError as error:
-            raise ValueError(f"engine='spark': {error}: pip install 'ddplab[spark]'") from None
-        session: Any = SparkSession.getActiveSession() or _start(world_size)
+            raise missing("spark", "PySpark, or what it needs,", error) from None
+        session: Any = SparkSession.getActiveSession()
+        if not session:
+            say("ddplab starts a session of Spark: ten seconds or more, once")
+            session = _start(world_size)
         context = session.sparkContext
         is_local = context.master == LOCAL[0] or context.master.startswith(LOCAL[1])
         deadline = time.monotonic() + WORKERS_S

@@ -19,6 +19,7 @@ __all__ = ["MAX_WORDS", "Words", "borrow"]
 
 MAX_WORDS = 4000  # characters of what the engine itself printed last
 ENGINES = ("ray", "pyspark", "py4j")
+PRINTS_FOR_OTHERS = "ray.experimental.tqdm_ray"  # puts its own function in place of print
 
 
 class Words:
@@ -44,9 +45,12 @@ class Words:
         """Whether it is the engine that prints from here."""
         if self.ended or threading.current_thread() is self._thread:
             return not self.ended
-        while frame and str(frame.f_globals.get("__name__")).partition(".")[0] not in ENGINES:
+        while frame:
+            name = str(frame.f_globals.get("__name__"))
+            if name.partition(".")[0] in ENGINES and name != PRINTS_FOR_OTHERS:
+                return True
             frame = frame.f_back
-        return frame is not None
+        return False
 
 
 class _Stream:

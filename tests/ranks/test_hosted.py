@@ -22,6 +22,7 @@ import torch.distributed as dist
 from ddplab import LaunchError, RankFailedError, RankTimeoutError, engines, launch, log, machine
 from ddplab.engines import Hosted
 from ddplab.engines import hosted as hosted_module
+from ddplab.engines.streams import Words
 
 VISIT = "import pickle, sys; pickle.load(sys.stdin.buffer)()"
 
@@ -60,9 +61,9 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Plain:
     """``launch(..., engine="plain")`` uses this engine."""
     engine, others = Plain(), engines.choose
 
-    def choose(name: str, world_size: int, backend: str | None) -> Any:
+    def choose(name: str, world_size: int, backend: str | None, say: Any) -> Any:
         if name != "plain":
-            return others(name, world_size, backend)
+            return others(name, world_size, backend, say)
         return Hosted(engine), *machine.choose_backend(backend, world_size)
 
     monkeypatch.setattr("ddplab.engines.choose", choose)
@@ -158,6 +159,17 @@ def test_an_engine_that_starts_nothing(plain: Plain) -> None:
     with pytest.raises(LaunchError, match="^plain could not run the ranks: PermissionError: not today\nthe queue is c"):
         hosted(print)
     assert sys.stdout.write("") == 0 and type(sys.stdout).__name__ != "_Stream"
+
+
+def test_prints_through_rays_own_print_are_not_rays(capsys: pytest.CaptureFixture[str]) -> None:
+    """Was a bug: ray.experimental.tqdm_ray replaces print for all, and then nothing was shown any more."""
+    source = "def say(text):\n    print(text)"
+    for module in ("ray.experimental.tqdm_ray", "ray.train"):
+        exec(source, names := {"__name__": module})
+        with Words(threading.Thread()) as words:
+            names["say"](module)
+        assert words.kept == ("ray.train\n" if module == "ray.train" else "")
+    assert capsys.readouterr().out == "ray.experimental.tqdm_ray\n"
 
 
 def test_workers_that_cannot_import_ddplab(plain: Plain) -> None:
@@ -271,7 +283,7 @@ def test_an_interrupt_while_an_engine_starts(monkeypatch: pytest.MonkeyPatch) ->
     """It starts to its end, since half a cluster would stay; then the interrupt is raised, and no rank is started."""
     started = []
 
-    def choose(name: str, world_size: int, backend: str | None) -> Any:
+    def choose(name: str, world_size: int, backend: str | None, say: Any) -> Any:
         _thread.interrupt_main()
         started.append(name)
         return Hosted(Plain()), backend, ""
@@ -290,5 +302,5 @@ def test_what_an_engine_cannot_take(monkeypatch: pytest.MonkeyPatch) -> None:
         launch(print, engine="ray", start_method="spawn")
     for name, module in (("ray", "ray"), ("spark", "pyspark")):
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ValueError, match=rf"engine='{name}': .*: pip install 'ddplab\[{name}\]'"):
+        with pytest.raises(ValueError, match=rf"engine='{name}': .* is not installed .*make systems.*'\.\[{name}\]'$"):
             launch(print, engine=name)
