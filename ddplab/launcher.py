@@ -93,7 +93,10 @@ def launch(
             processes.prepare(start_method)
         if interrupts:
             raise KeyboardInterrupt
-        world_size = _check_world_size(world_size)
+        world_size, timeout_s = _check_world_size(world_size), _check_seconds(timeout_s)
+        seed, trace, wanted = _check_whole("seed", seed, 0), _check_yes("trace", trace), _check_env(env)
+        threads = _check_whole("threads", threads, 1, 1024) or max(1, machine.num_cores() // world_size)
+        packed = shipping.pack(fn, args)
         with _held_interrupts(lambda: None) as interrupts:  # half an import of Ray, or a Java that nobody ends
             host, backend, why = engines.choose(
                 engine, world_size, backend, (lambda text: None) if view == "quiet" else _say
@@ -106,25 +109,25 @@ def launch(
             backend=backend,
             backend_why=why,
             start_method=start_method,
-            timeout_s=_check_seconds(timeout_s),
-            seed=_check_whole("seed", seed, 0),
-            threads=_check_whole("threads", threads, 1, 1024) or max(1, machine.num_cores() // world_size),
+            timeout_s=timeout_s,
+            seed=seed,
+            threads=threads,
             engine=engine,
         )
         screen = views.Guarded(views.choose(view, spec))
         order = worker.Order(
-            packed=shipping.pack(fn, args),
+            packed=packed,
             world_size=world_size,
             backend=backend,
             environ={**os.environ, "DDPLAB_LAUNCHER": leftovers.mark()},
-            env=_check_env(env),
+            env=wanted,
             folder=(folder := _folder()),
             path=[str(entry) or folder for entry in sys.path if isinstance(entry, str | os.PathLike)],
             seed=spec.seed,
             threads=spec.threads,
             launched_s=time.monotonic(),
             launcher=os.getpid(),
-            trace=_check_yes("trace", trace),
+            trace=trace,
         )
         before, job = Before(engine == "local"), Job(spec, order, host)
     except (TypeError, ValueError) as error:

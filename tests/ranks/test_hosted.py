@@ -294,6 +294,16 @@ def test_an_interrupt_while_an_engine_starts(monkeypatch: pytest.MonkeyPatch) ->
     assert started == ["plain"]
 
 
+@pytest.mark.parametrize("wrong", [{"timeout_s": 0}, {"env": {"A": 1}}, {"trace": 1}, {"seed": -1}, {"threads": 0}])
+def test_arguments_are_checked_before_an_engine_starts(monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]) -> None:
+    """A cluster is not started for a launch that is refused."""
+    monkeypatch.setattr("ddplab.engines.choose", lambda *_: pytest.fail("started"))
+    with pytest.raises((ValueError, TypeError)):
+        launch(print, engine="ray", **wrong)
+    with pytest.raises(TypeError, match="cannot travel to a rank"):
+        launch(print, threading.Lock(), engine="ray")
+
+
 def test_what_an_engine_cannot_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bad input is refused before anything starts, with what mends it."""
     with pytest.raises(ValueError, match="engine='slurm' is not one of 'local', 'ray', 'spark'"):
