@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import socket
@@ -55,15 +54,11 @@ class Ray:
 
         with tempfile.TemporaryDirectory(prefix="ddplab-ray-") as folder:  # where Ray would keep checkpoints
             TorchTrainer(
-                functools.partial(_call, visit),
+                visit,
                 torch_config=TorchConfig(backend=self._backend or "gloo"),
                 scaling_config=ScalingConfig(num_workers=world_size, use_gpu=self._backend == "nccl"),
                 run_config=RunConfig(storage_path=folder, worker_runtime_env={"env_vars": PLAIN_PRINT}),
             ).fit()
-
-
-def _call(visit: Callable[[], None]) -> None:
-    visit()
 
 
 def _connect(ray: Any, world_size: int) -> None:

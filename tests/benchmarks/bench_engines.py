@@ -9,22 +9,9 @@ from __future__ import annotations
 
 import time
 
-import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from bench_launch import train
 
 from ddplab import launch
-
-
-def train(num_steps: int = 20) -> float:
-    """A small DDP job; gives the sum of the final weights."""
-    model = DDP(nn.Linear(10, 16))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for _ in range(num_steps):
-        optimizer.zero_grad()
-        model(torch.randn(8, 10)).pow(2).mean().backward()
-        optimizer.step()
-    return float(sum(p.detach().sum() for p in model.parameters()))
 
 
 def seconds(engine: str) -> tuple[float, float]:
